@@ -1,0 +1,1 @@
+"""The public port: what clients see. Knows the supervisor only through ``supervisord.core.admission``."""

@@ -1,0 +1,84 @@
+"""What an operator may ask of the supervisor; the D-Bus service is a thin skin over this.
+
+Every coroutine returns when the work is done and raises ``ControlError`` when it failed or was overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from supervisord.core.view import FleetView
+
+
+class Verb(StrEnum):
+    """What can be asked of a replica, or of all replicas of a model."""
+
+    SLEEP = "sleep"
+    WAKE = "wake"
+    START = "start"  # and end a hold
+    STOP = "stop"  # and hold
+    RESTART = "restart"
+    DRAIN = "drain"  # and hold, running
+
+
+class ErrorCode(StrEnum):
+    """The last part of our D-Bus error names (``io.github.vllmctl1.Error.NoSuchModel``)."""
+
+    NO_SUCH_MODEL = "NoSuchModel"
+    NO_SUCH_REPLICA = "NoSuchReplica"
+    INVALID_ARGUMENT = "InvalidArgument"
+    SUPERSEDED = "Superseded"  # a later command or a request wanted something else
+    HELD = "Held"
+    SLEEP_UNSUPPORTED = "SleepUnsupported"
+    SLEEP_FAILED = "SleepFailed"
+    WAKE_FAILED = "WakeFailed"
+    START_FAILED = "StartFailed"
+    STOP_FAILED = "StopFailed"
+    UNIT_MISSING = "UnitMissing"
+    CONFIG_INVALID = "ConfigInvalid"
+    SHUTTING_DOWN = "ShuttingDown"
+    INTERNAL = "Internal"
+
+
+class ControlError(Exception):
+    """An operator's command failed. The text is one or more plain sentences."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """A request left one replica for another before its first byte."""
+
+    model: str
+    source: str
+    #: Empty when no other replica was left.
+    target: str
+    reason: str
+
+
+class Control(Protocol):
+    """The supervisor's control face."""
+
+    def view(self) -> FleetView: ...
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call ``on_change`` (often, cheaply, in the loop's thread) after any change of the view; returns the unsubscribe."""
+        ...
+
+    def subscribe_failovers(self, on_failover: Callable[[Failover], None]) -> Callable[[], None]: ...
+
+    async def command_model(self, model: str, verb: Verb, level: int = 0) -> None:
+        """``level``: 1 or 2 for SLEEP, else ignored."""
+        ...
+
+    async def command_replica(self, replica: str, verb: Verb, level: int = 0) -> None: ...
+
+    async def reload(self) -> Sequence[str]:
+        """Read the configuration again; returns what changed, one sentence each (empty: nothing)."""
+        ...

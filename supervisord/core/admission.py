@@ -1,0 +1,135 @@
+"""The one question the proxy asks the supervisor: may this request go, and where?
+
+The answer is given and counted in one synchronous step: a ``Lease`` is in flight from the moment it is
+returned, so no sleep, stop or eviction can slip between the decision and the forwarding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class RefusalCode(StrEnum):
+    """The ``code`` of the OpenAI error object that a refused client gets."""
+
+    MODEL_NOT_FOUND = "model_not_found"  # 404
+    MODEL_STARTING = "model_starting"
+    MODEL_WAKING = "model_waking"
+    QUEUE_FULL = "queue_full"
+    NO_LIVE_REPLICA = "no_live_replica"
+    ROUTER_SHUTTING_DOWN = "router_shutting_down"
+    MODEL_HELD = "model_held"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+    WAKE_FAILED = "wake_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request gets this answer now: 404 for ``model_not_found``, else 503 with Retry-After."""
+
+    code: RefusalCode
+    message: str
+    #: Seconds, from measured wake and service times and the depth; None where waiting does not help.
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may be chosen now, as a routing policy sees it."""
+
+    name: str
+    in_flight: int
+    #: Grows by one whenever the replica lost its cache (restart, sleep, wake): prefixes of an older generation are cold.
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a policy answers: the name of one of the candidates, and why (for the log and ``x-vllmctl-route``)."""
+
+    replica: str
+    reason: str
+
+
+#: A routing policy with one request's facts bound. Must be pure of I/O and must return one of the candidates (never empty).
+Chooser = Callable[[Sequence[Candidate]], Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Permission to send one request to one replica. Must be returned exactly once, by ``finish``."""
+
+    id: int
+    model: str
+    replica: str
+    #: ``http://host:port`` or ``unix:/path``.
+    endpoint: str
+    #: The names the engine answers to; empty when not known. A request for another name has its ``model`` spliced to the first.
+    served_names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The request is queued (first come, first served) until a replica is ready; the wake is under way."""
+
+    ticket: int
+    #: Resolves to a ``Lease`` (already counted) or a ``Refuse``. Never raises except by cancellation.
+    outcome: asyncio.Future[Lease | Refuse]
+
+
+class Ending(StrEnum):
+    """How a lease ended, for health, idle clocks and counters."""
+
+    COMPLETED = "completed"  # the engine answered, whatever its status
+    CLIENT_GONE = (
+        "client_gone"  # the client left; the upstream request was cancelled: not the replica's fault
+    )
+    CONNECT_FAILED = (
+        "connect_failed"  # no connection, or it died before a response byte: the replica is demoted at once
+    )
+    STREAM_BROKEN = "stream_broken"  # died after the first byte
+
+
+class Admission(Protocol):
+    """What the proxy needs of the supervisor. Every method is synchronous and never blocks."""
+
+    def admit(
+        self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()
+    ) -> Lease | Wait | Refuse:
+        """Decide for one request of ``model`` (a name or an alias); ``exclude``: replicas that already failed it."""
+        ...
+
+    def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
+        """Return a lease. ``detail`` is the reason of a failure, for the log."""
+        ...
+
+    def abandon(self, wait: Wait) -> None:
+        """The waiting client left, or waited long enough: give its place up (and its lease, if it was just granted)."""
+        ...
+
+    def listing(self) -> Sequence[ListedModel]:
+        """Every configured model for ``/v1/models``, from what is known; wakes and asks nobody."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One row of ``/v1/models``."""
+
+    name: str
+    aliases: tuple[str, ...]
+    #: The model's state as a person sees it (``ready``, ``asleep``, ``stopped`` ...).
+    state: str
+    #: The engine's real context length in tokens, None until an engine told it.
+    max_model_len: int | None
+    #: Seconds since the epoch.
+    created: int
+    simulated: bool
+    routing: str
+    #: Seconds the last wake took, None before the first.
+    wake_seconds: float | None

@@ -1,0 +1,135 @@
+"""What the configuration says, as plain values: the only form in which the rest of the code knows it.
+
+Durations are seconds (float), sizes are bytes (int). ``None`` means "not set", never "zero".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+#: A value of ``[models.NAME.serve]``: what vLLM's option of that name is given. A table becomes JSON.
+OptionValue = str | int | float | bool | list["OptionValue"] | Mapping[str, "OptionValue"]
+
+NO_OPTIONS: Mapping[str, OptionValue] = MappingProxyType({})
+NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class IdleLadder:
+    """``[models.NAME.idle]``: seconds without a request after which a replica goes one rung down."""
+
+    sleep1: float | None = None
+    sleep2: float | None = None
+    stop: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeLimits:
+    """``[models.NAME.wake]``."""
+
+    #: How long one request waits for a replica before it is refused with Retry-After. Seconds.
+    timeout: float = 300.0
+    #: Requests of this model that may wait at the same time; the next is refused with ``queue_full``.
+    max_waiting: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """``[models.NAME.replicas.R]``: one engine process (group) under one systemd unit."""
+
+    name: str
+    model: str
+    #: The systemd unit, e.g. ``vllm@R.service`` (bundled) or a Quadlet's ``frank-medium-a.service``.
+    unit: str
+    #: ``http://127.0.0.1:7771`` or ``unix:/absolute/path``.
+    endpoint: str
+    #: True when the unit is ours (``vllm@R.service``) and its command line comes from ``serve``.
+    bundled: bool = False
+    #: GPU indices that the replica occupies. Operations on one GPU exclude each other. Empty: unknown, so shared with nobody.
+    gpus: tuple[int, ...] = ()
+    #: Bytes of GPU memory while awake / of host RAM while napping at level 1, where the person declared them.
+    gpu_memory: int | None = None
+    nap_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSpec:
+    """``[models.NAME.serve]``: how the bundled unit starts the engine."""
+
+    #: The positional argument of ``vllm serve``: a model id or a directory.
+    model: str
+    #: ``vllm`` or ``simulator``.
+    engine: str = "vllm"
+    #: The command before the model; empty means the engine's usual one (``vllm serve``).
+    command: tuple[str, ...] = ()
+    #: vLLM options by their own names (``max-model-len`` and ``max_model_len`` are the same key). An explicit 0 or false is here.
+    options: Mapping[str, OptionValue] = field(default=NO_OPTIONS)
+    #: Raw arguments, appended as they are.
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default=NO_ENV)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """``[models.NAME]``: one name that clients ask for, served by interchangeable replicas."""
+
+    name: str
+    replicas: tuple[ReplicaSpec, ...]
+    aliases: tuple[str, ...] = ()
+    #: ``adaptive``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
+    routing: str = "adaptive"
+    idle: IdleLadder = IdleLadder()
+    wake: WakeLimits = WakeLimits()
+    serve: ServeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySpec:
+    """``[proxy]``: the public port."""
+
+    #: ``host:port``; ignored when systemd hands over a socket named ``proxy``.
+    listen: str = "127.0.0.1:8000"
+    #: Largest request body that is accepted, bytes (413 beyond).
+    max_body: int = 256 * 1024 * 1024
+    #: Seconds an idle client connection is kept.
+    keepalive: float = 75.0
+    #: Seconds a client may take to send its request head.
+    client_header_timeout: float = 30.0
+    #: Seconds to connect to a replica.
+    connect_timeout: float = 2.0
+    #: Seconds until a replica's first byte (a long prefill is legitimate; there is no total timeout).
+    first_byte_timeout: float = 1800.0
+    #: Seconds of silence while a streaming request waits, after which SSE comments are sent; None: never.
+    wait_comment_after: float | None = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSpec:
+    """``[supervisor]``: the daemon itself. Seconds."""
+
+    #: Between two liveness probes of a ready replica, and how long one may take.
+    probe_interval: float = 5.0
+    probe_timeout: float = 5.0
+    #: A failed start or wake is tried again after min * 2**n, at most max.
+    backoff_min: float = 2.0
+    backoff_max: float = 300.0
+    #: How long one start of a unit, one call of a sleep or wake sequence, one stop may take.
+    start_timeout: float = 1800.0
+    wake_step_timeout: float = 120.0
+    sleep_timeout: float = 120.0
+    stop_timeout: float = 120.0
+    #: How long streams in flight may go on after SIGTERM.
+    drain_timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole merged configuration."""
+
+    proxy: ProxySpec = ProxySpec()
+    supervisor: SupervisorSpec = SupervisorSpec()
+    models: tuple[ModelSpec, ...] = ()
+    #: The files it came from, in the order in which they were merged.
+    files: tuple[str, ...] = ()
