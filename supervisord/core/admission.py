@@ -86,9 +86,7 @@ class Ending(StrEnum):
     """How a lease ended, for health, idle clocks and counters."""
 
     COMPLETED = "completed"  # the engine answered, whatever its status
-    CLIENT_GONE = (
-        "client_gone"  # the client left; the upstream request was cancelled: not the replica's fault
-    )
+    CLIENT_GONE = "client_gone"  # the client left; the upstream request was cancelled: not the replica's fault
     CONNECT_FAILED = (
         "connect_failed"  # no connection, or it died before a response byte: the replica is demoted at once
     )
@@ -98,9 +96,7 @@ class Ending(StrEnum):
 class Admission(Protocol):
     """What the proxy needs of the supervisor. Every method is synchronous and never blocks."""
 
-    def admit(
-        self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()
-    ) -> Lease | Wait | Refuse:
+    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
         """Decide for one request of ``model`` (a name or an alias); ``exclude``: replicas that already failed it."""
         ...
 
