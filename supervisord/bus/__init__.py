@@ -1,0 +1,1 @@
+"""Our face on D-Bus: the service inside the daemon, and the typed client that vllmctl uses."""
