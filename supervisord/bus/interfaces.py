@@ -16,6 +16,9 @@ INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
 
+#: What the specification defines; these have no properties.
+STANDARD = frozenset({PEER, INTROSPECTABLE, PROPERTIES, OBJECT_MANAGER})
+
 _DOCTYPE = (
     '<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection 1.0//EN"\n'
     ' "http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd">\n'
