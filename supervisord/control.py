@@ -10,18 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from supervisord.core.events import Verb
 from supervisord.core.view import FleetView
 
-
-class Verb(StrEnum):
-    """What can be asked of a replica, or of all replicas of a model."""
-
-    SLEEP = "sleep"
-    WAKE = "wake"
-    START = "start"  # and end a hold
-    STOP = "stop"  # and hold
-    RESTART = "restart"
-    DRAIN = "drain"  # and hold, running
+__all__ = ["Control", "ControlError", "ErrorCode", "Failover", "Verb"]
 
 
 class ErrorCode(StrEnum):

@@ -43,7 +43,7 @@ class Candidate:
 
     name: str
     in_flight: int
-    #: Grows by one whenever the replica lost its cache (restart, sleep, wake): prefixes of an older generation are cold.
+    #: Grows by one whenever the replica lost its cache (restart, sleep, wake): older prefixes are cold.
     generation: int
 
 
@@ -55,7 +55,7 @@ class Choice:
     reason: str
 
 
-#: A routing policy with one request's facts bound. Must be pure of I/O and must return one of the candidates (never empty).
+#: A routing policy with one request's facts bound. Pure of I/O; returns one of the candidates (never an empty list).
 Chooser = Callable[[Sequence[Candidate]], Choice]
 
 
@@ -68,7 +68,8 @@ class Lease:
     replica: str
     #: ``http://host:port`` or ``unix:/path``.
     endpoint: str
-    #: The names the engine answers to; empty when not known. A request for another name has its ``model`` spliced to the first.
+    #: The names the engine answers to; empty when not known. A request for another name has its ``model``
+    #: spliced to the first.
     served_names: tuple[str, ...]
     reason: str
 

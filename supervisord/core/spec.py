@@ -47,7 +47,7 @@ class ReplicaSpec:
     endpoint: str
     #: True when the unit is ours (``vllm@R.service``) and its command line comes from ``serve``.
     bundled: bool = False
-    #: GPU indices that the replica occupies. Operations on one GPU exclude each other. Empty: unknown, so shared with nobody.
+    #: GPU indices that it occupies. Operations on one GPU exclude each other. Empty: unknown, shared with nobody.
     gpus: tuple[int, ...] = ()
     #: Bytes of GPU memory while awake / of host RAM while napping at level 1, where the person declared them.
     gpu_memory: int | None = None
@@ -64,7 +64,8 @@ class ServeSpec:
     engine: str = "vllm"
     #: The command before the model; empty means the engine's usual one (``vllm serve``).
     command: tuple[str, ...] = ()
-    #: vLLM options by their own names (``max-model-len`` and ``max_model_len`` are the same key). An explicit 0 or false is here.
+    #: vLLM options by their own names (``max-model-len`` and ``max_model_len`` are the same key).
+    #: An explicit 0 or false is here.
     options: Mapping[str, OptionValue] = field(default=NO_OPTIONS)
     #: Raw arguments, appended as they are.
     args: tuple[str, ...] = ()

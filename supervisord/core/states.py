@@ -58,7 +58,8 @@ class Cause(StrEnum):
     UNIT_UP = "unit started by somebody"
     UNIT_FAILED = "unit failed"
     UNIT_RESTARTED = "unit restarts"
-    ESCALATE = "step failed, unit is restarted"
+    ESCALATE = "broken, unit is restarted"
+    RESTART = "restart wanted"
     GIVE_UP = "attempts used up, back-off"
 
 
@@ -121,6 +122,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         (Cause.GATE_REOPENED, Life.READY),
         (Cause.DRAINED_TO_SLEEP, Life.FALLING_ASLEEP),
         (Cause.DRAINED_TO_STOP, Life.STOPPING),
+        (Cause.RESTART, Life.STARTING),
         (Cause.ENGINE_ASLEEP, Life.ASLEEP),
         (Cause.WEIGHTS_UNKNOWN, Life.WAKING),
         (Cause.ESCALATE, Life.STARTING),
@@ -140,6 +142,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         Life.ASLEEP,
         (Cause.WAKE, Life.WAKING),
         (Cause.STOP, Life.STOPPING),
+        (Cause.RESTART, Life.STARTING),
         (Cause.ENGINE_AWAKE, Life.READY),
         (Cause.WEIGHTS_UNKNOWN, Life.WAKING),
         (Cause.ESCALATE, Life.STARTING),

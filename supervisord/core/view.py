@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisord.core.fleet import Fleet, Model
+from supervisord.core.replica import Replica
 from supervisord.core.states import Health, Hold, Life
 
 
@@ -82,3 +84,70 @@ class FleetView:
         if self.draining:
             parts.append("shutting down")
         return ", ".join(parts)
+
+
+#: A model is in the state of its best replica.
+_BEST_FIRST = (
+    Life.READY,
+    Life.WAKING,
+    Life.STARTING,
+    Life.DRAINING,
+    Life.FALLING_ASLEEP,
+    Life.ASLEEP,
+    Life.STOPPING,
+    Life.STOPPED,
+    Life.FAILED,
+)
+
+
+def look(fleet: Fleet) -> FleetView:
+    """A snapshot of the whole fleet."""
+    return FleetView(
+        tuple(_model_view(model) for model in fleet.models.values()),
+        tuple(_replica_view(replica) for replica in fleet.replicas.values()),
+        fleet.draining,
+    )
+
+
+def _model_view(model: Model) -> ModelView:
+    replicas = model.replicas
+    return ModelView(
+        name=model.name,
+        aliases=model.spec.aliases,
+        routing=model.spec.routing,
+        state=min((r.life for r in replicas), key=_BEST_FIRST.index, default=Life.STOPPED),
+        held=bool(replicas) and all(r.hold is not Hold.NONE for r in replicas),
+        in_flight=model.in_flight,
+        waiting=len(model.waiting),
+        idle_since=0.0 if model.in_flight or model.waiting else max((r.idle_since for r in replicas), default=0.0),
+        wake_seconds=max((r.last_wake_seconds for r in replicas), default=0.0),
+        max_model_len=min((r.max_model_len for r in replicas if r.max_model_len), default=0),
+        replicas=tuple(r.name for r in replicas),
+    )
+
+
+def _replica_view(replica: Replica) -> ReplicaView:
+    step = replica.steps[replica.step_index].words if replica.steps else ""
+    return ReplicaView(
+        name=replica.name,
+        model=replica.spec.model,
+        state=replica.life,
+        sleep_level=replica.level if replica.life in (Life.ASLEEP, Life.FALLING_ASLEEP) else 0,
+        health=replica.health,
+        hold=replica.hold,
+        step=step,
+        unit=replica.spec.unit,
+        endpoint=replica.spec.endpoint,
+        gpus=replica.spec.gpus,
+        in_flight=replica.in_flight,
+        last_error=replica.last_error,
+        state_since=replica.since,
+        idle_since=replica.idle_since,
+        wake_seconds=replica.last_wake_seconds,
+        start_seconds=replica.start_seconds,
+        max_model_len=replica.max_model_len,
+        served_names=replica.served_names,
+        simulated=replica.simulated,
+        can_sleep=replica.can_sleep,
+        retry_at=replica.retry_at if replica.life is Life.FAILED else 0.0,
+    )

@@ -1,0 +1,238 @@
+"""Admission: lease, wait or refuse, decided and counted in one step; and what becomes of those who wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from supervisord.core.actions import Deny, Grant
+from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
+from supervisord.core.estimates import (
+    FIRST_GUESS_START,
+    FIRST_GUESS_WAKE1,
+    FIRST_GUESS_WAKE2,
+    blend,
+    queue_drain,
+    retry_after,
+)
+from supervisord.core.fleet import Fleet, Model, OpenLease, Turn, Waiter
+from supervisord.core.goals import set_goal
+from supervisord.core.observe import demote
+from supervisord.core.replica import Goal, Replica
+from supervisord.core.states import Health, Hold, Life
+
+#: Requests in flight per awake replica at which a sleeping sibling is woken / a stopped one started besides.
+#: Two, since a batch of two costs an engine next to nothing; a start takes minutes, so it needs a lasting crowd.
+BUSY_ENOUGH_TO_WAKE = 2
+BUSY_ENOUGH_TO_START = 8
+
+#: Which resting replica is brought back first: the one that is back soonest.
+_SOONEST = {
+    Life.READY: 0,
+    Life.DRAINING: 0,
+    Life.ASLEEP: 1,
+    Life.FALLING_ASLEEP: 2,
+    Life.STOPPED: 4,
+    Life.STOPPING: 5,
+    Life.FAILED: 6,
+}
+
+
+class LeaseError(Exception):
+    """A lease was returned twice, or never given: a defect of the caller."""
+
+
+# --- one request ---------------------------------------------------------------------------------------------------
+
+
+def admit(turn: Turn, name: str, choose: Chooser, exclude: frozenset[str], ticket: int) -> Lease | Refuse | None:
+    """The answer for one request of ``name``; None means that it waits under ``ticket``."""
+    model = turn.fleet.names.get(name)
+    if model is None:
+        return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist.")
+    if turn.fleet.draining:
+        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
+    excluded = {r.name: r.generation for r in model.replicas if r.name in exclude}
+    # Those who came first go first: nobody overtakes a queue that could be served.
+    lease = _lease(turn, model, choose, excluded)
+    if lease is not None:
+        return lease
+    if len(model.waiting) >= model.spec.wake.max_waiting:
+        seconds = _until_ready(turn, model) + queue_drain(
+            len(model.waiting), model.service_seconds, len(model.replicas)
+        )
+        message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
+        return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
+    waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout)
+    model.waiting[ticket] = waiter
+    bring_back(turn, model)
+    if not _has_hope(turn, model, waiter):
+        del model.waiting[ticket]
+        return _hopeless(turn, model)
+    return None
+
+
+def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
+    """Take a lease back; True when something may follow from it (the replica is empty, or failed its client)."""
+    lease = turn.fleet.leases.pop(lease_id, None)
+    if lease is None:
+        raise LeaseError(f"lease {lease_id} is not in flight")
+    replica = lease.replica
+    replica.in_flight -= 1
+    replica.idle_since = turn.now
+    if ending is Ending.COMPLETED:
+        replica.failures, replica.progress_at = 0, turn.now
+        model = turn.fleet.models.get(lease.model)
+        if model is not None:
+            model.service_seconds = blend(model.service_seconds, max(turn.now - lease.began, 1e-6))
+    elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and lease.generation == replica.generation:
+        if replica.life is Life.READY:
+            demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
+        return True
+    return replica.in_flight == 0
+
+
+def abandon(fleet: Fleet, ticket: int) -> bool:
+    """The waiting client left. True when it was still waiting. What was begun for it goes on."""
+    return any(model.waiting.pop(ticket, None) is not None for model in fleet.models.values())
+
+
+def _lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]) -> Lease | None:
+    open_to = [r for r in model.replicas if r.routable and excluded.get(r.name) != r.generation]
+    candidates = [r for r in open_to if r.health is Health.OK]
+    if not candidates:
+        # The last live replica is never ejected: better a try than a sure refusal.
+        candidates = [r for r in open_to if r.health is Health.SUSPECT and not _elsewhere(model, r)]
+    if not candidates:
+        return None
+    choice = choose([Candidate(r.name, r.in_flight, r.generation) for r in candidates])
+    replica = next(r for r in candidates if r.name == choice.replica)
+    replica.in_flight += 1
+    lease_id = turn.fleet.next_id()
+    turn.fleet.leases[lease_id] = OpenLease(model.name, replica, replica.generation, turn.now)
+    return Lease(lease_id, model.name, replica.name, replica.spec.endpoint, replica.served_names, choice.reason)
+
+
+def _elsewhere(model: Model, suspect: Replica) -> bool:
+    """Another replica will soon be there instead of this suspect one."""
+    return any(r is not suspect and r.coming and r.life in (Life.WAKING, Life.STARTING) for r in model.replicas)
+
+
+# --- bringing replicas back ------------------------------------------------------------------------------------------
+
+
+def bring_back(turn: Turn, model: Model) -> None:
+    """Want as many replicas as requests wait: one request wakes one, a burst wakes all, each once."""
+    if turn.fleet.draining or not model.waiting:
+        return
+    coming = sum(1 for r in model.replicas if r.coming)
+    for replica in _resting(turn, model):
+        if coming >= len(model.waiting):
+            return
+        set_goal(turn, replica, Goal.AWAKE, why="a request arrived")
+        coming += 1
+
+
+def _resting(turn: Turn, model: Model) -> list[Replica]:
+    resting = [
+        r
+        for r in model.replicas
+        if r.hold is Hold.NONE and not r.coming and r.life is not Life.READY and r.may_retry(turn.now)
+    ]
+    return sorted(resting, key=lambda r: (_SOONEST.get(r.life, 9), r.level))
+
+
+def wake_another_if_busy(turn: Turn, model: Model) -> bool:
+    """After a lease: a crowd on the awake replicas brings a resting one back. True when a goal was set."""
+    if len(model.replicas) == 1:
+        return False
+    awake = [r for r in model.replicas if r.routable]
+    least = min((r.in_flight for r in awake), default=0)
+    if least < BUSY_ENOUGH_TO_WAKE or any(r.coming for r in model.replicas):
+        return False
+    for replica in _resting(turn, model):
+        if replica.life in (Life.DRAINING, Life.ASLEEP, Life.FALLING_ASLEEP) or least >= BUSY_ENOUGH_TO_START:
+            set_goal(turn, replica, Goal.AWAKE, why="the awake replicas are busy")
+            return True
+    return False
+
+
+# --- those who wait --------------------------------------------------------------------------------------------------
+
+
+def settle_waiting(turn: Turn, model: Model) -> None:
+    """Grant in order of arrival, refuse whom nothing can help any more, leave the rest waiting."""
+    if not model.waiting:
+        return
+    for ticket, waiter in list(model.waiting.items()):
+        if turn.fleet.draining:
+            outcome: Lease | Refuse | None = Refuse(
+                RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0)
+            )
+        else:
+            outcome = _lease(turn, model, waiter.choose, waiter.excluded)
+        if outcome is None and turn.now >= waiter.deadline:
+            outcome = _too_long(turn, model)
+        if outcome is None and not _has_hope(turn, model, waiter):
+            outcome = _hopeless(turn, model)
+        if outcome is None:
+            continue
+        del model.waiting[ticket]
+        turn.actions.append(Grant(ticket, outcome) if isinstance(outcome, Lease) else Deny(ticket, outcome))
+
+
+def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
+    for replica in model.replicas:
+        if replica.coming or replica.autopsy_until > turn.now:
+            return True
+        # Excluded and under suspicion: the look that is under way decides whether it is restarted.
+        undecided = replica.routable and replica.health is not Health.OK
+        if undecided and waiter.excluded.get(replica.name) == replica.generation:
+            return True
+    return False
+
+
+def _hopeless(turn: Turn, model: Model) -> Refuse:
+    replicas = model.replicas
+    if replicas and all(r.hold is not Hold.NONE for r in replicas):
+        message = f"The model `{model.name}` is held down by its operator."
+        return Refuse(RefusalCode.MODEL_HELD, message, retry_after(60.0))
+    failed = [r for r in replicas if r.life is Life.FAILED]
+    if failed:
+        soonest = min(failed, key=lambda r: r.retry_at)
+        message = f"The model `{model.name}` could not be started: {soonest.last_error}"
+        return Refuse(RefusalCode.WAKE_FAILED, message, retry_after(soonest.retry_at - turn.now))
+    message = f"No replica of the model `{model.name}` can answer now."
+    return Refuse(RefusalCode.NO_LIVE_REPLICA, message, retry_after(_until_ready(turn, model)))
+
+
+def _too_long(turn: Turn, model: Model) -> Refuse:
+    remaining = retry_after(_until_ready(turn, model))
+    waking = any(r.life in (Life.WAKING, Life.FALLING_ASLEEP, Life.ASLEEP) for r in model.replicas)
+    if waking:
+        message = f"The model `{model.name}` is still waking after {model.spec.wake.timeout:g} s."
+        return Refuse(RefusalCode.MODEL_WAKING, message, remaining)
+    message = f"The model `{model.name}` is still starting after {model.spec.wake.timeout:g} s."
+    return Refuse(RefusalCode.MODEL_STARTING, message, remaining)
+
+
+def _until_ready(turn: Turn, model: Model) -> float:
+    """Seconds until the soonest replica is likely to be ready: from what its last wakes and starts took."""
+    return min((_remaining(turn, r) for r in model.replicas if r.hold is Hold.NONE), default=FIRST_GUESS_START)
+
+
+def _remaining(turn: Turn, replica: Replica) -> float:
+    start = replica.start_seconds or FIRST_GUESS_START
+    wake = replica.wake_seconds.get(replica.level) or (FIRST_GUESS_WAKE1 if replica.level == 1 else FIRST_GUESS_WAKE2)
+    match replica.life:
+        case Life.READY | Life.DRAINING:
+            return 0.0
+        case Life.ASLEEP | Life.FALLING_ASLEEP:
+            return wake
+        case Life.WAKING:
+            return max(0.0, wake - (turn.now - replica.op_began))
+        case Life.STARTING:
+            return max(0.0, start - (turn.now - replica.op_began))
+        case Life.FAILED:
+            return start + max(0.0, replica.retry_at - turn.now)
+        case _:
+            return start

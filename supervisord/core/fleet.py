@@ -1,0 +1,104 @@
+"""The state of everything: models, their replicas, who waits and who is in flight. Data and look-ups only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from supervisord.core.actions import Action, Note, NoteKind
+from supervisord.core.admission import Chooser
+from supervisord.core.replica import Replica
+from supervisord.core.spec import ModelSpec, SupervisorSpec
+from supervisord.core.states import Cause, advance
+
+
+@dataclass(slots=True)
+class Waiter:
+    """One queued request."""
+
+    ticket: int
+    choose: Chooser
+    #: Replicas that failed it, with the generation they had: after a restart they may be tried again.
+    excluded: Mapping[str, int]
+    deadline: float
+
+
+@dataclass(slots=True)
+class Model:
+    """One model; ``waiting`` is in order of arrival."""
+
+    spec: ModelSpec
+    replicas: list[Replica]
+    waiting: dict[int, Waiter] = field(default_factory=dict)
+    #: Running mean of the time a request takes, seconds; 0.0 before the first.
+    service_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def in_flight(self) -> int:
+        return sum(replica.in_flight for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    """What is remembered of a lease until it is returned."""
+
+    model: str
+    replica: Replica
+    generation: int
+    began: float
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Owned by one dispatcher; changed only by ``step`` and the admission functions, in place and synchronously."""
+
+    supervisor: SupervisorSpec = field(default_factory=SupervisorSpec)
+    models: dict[str, Model] = field(default_factory=dict)
+    #: Model names and aliases.
+    names: dict[str, Model] = field(default_factory=dict)
+    #: Every replica, those that are leaving included.
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    leases: dict[int, OpenLease] = field(default_factory=dict)
+    draining: bool = False
+    last_id: int = 0
+
+    def next_id(self) -> int:
+        """A number never used before, for operations, tickets and leases."""
+        self.last_id += 1
+        return self.last_id
+
+    def model_of(self, replica: Replica) -> Model | None:
+        """None for a replica that is leaving a model that is gone."""
+        return self.models.get(replica.spec.model)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One event being handled: the state, the time, and what is to be done about it."""
+
+    fleet: Fleet
+    now: float
+    actions: list[Action] = field(default_factory=list)
+
+    def advance(self, replica: Replica, cause: Cause) -> None:
+        """Move along the table; whatever look was under way is about the past from here on."""
+        replica.life = advance(replica.name, replica.life, cause)
+        replica.since = self.now
+        replica.probe_op = 0
+
+    def expect(self, replica: Replica, seconds: float) -> int:
+        """A new operation number for ``replica`` that must be answered within ``seconds``."""
+        replica.op = self.fleet.next_id()
+        replica.op_deadline = self.now + seconds
+        return replica.op
+
+    def forget_operation(self, replica: Replica) -> None:
+        """Whatever was awaited is no longer."""
+        replica.op, replica.op_deadline, replica.steps, replica.step_index = 0, None, (), 0
+
+    def note(self, kind: NoteKind, replica: Replica, message: str, *, warning: bool = False) -> None:
+        self.actions.append(Note(kind, replica.spec.model, replica.name, message, warning))

@@ -1,0 +1,311 @@
+"""How a replica's operations begin, go on and end: start, stop, restart, the sleep and wake sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from supervisord.core import backoff
+from supervisord.core.actions import (
+    CallEngine,
+    CommandFailure,
+    NoteKind,
+    Persist,
+    ProbeEngine,
+    ReadLastLines,
+    RunUnitJob,
+    UnitVerb,
+)
+from supervisord.core.estimates import blend
+from supervisord.core.fleet import Turn
+from supervisord.core.goals import fail_goal, reach_goal
+from supervisord.core.readings import EngineState, Probe
+from supervisord.core.record import Phase, Record
+from supervisord.core.replica import Goal, Replica
+from supervisord.core.sequences import (
+    RESUME_STEPS,
+    CallStep,
+    PersistStep,
+    Step,
+    VerifyStep,
+    sleep_steps,
+    wake_steps,
+)
+from supervisord.core.states import Cause, Health, Hold, Life
+
+#: Restarts of the unit before a failed wake (or a dead engine) is given up. One: a second would meet the same fault.
+MAX_ESCALATIONS = 1
+#: Effects time out by themselves; this much later the core stops believing in them.
+GRACE = 5.0
+#: Writing one small file; beyond that the disk is not working.
+PERSIST_TIMEOUT = 10.0
+#: How long the last lines of a failed unit are waited for before its waiters are told without them.
+AUTOPSY_TIMEOUT = 3.0
+#: A sleep that gave back less than half of the memory did not happen.
+FREED_AT_LEAST = 0.5
+
+
+# --- unit jobs -----------------------------------------------------------------------------------------------------
+
+
+def begin_start(turn: Turn, replica: Replica) -> None:
+    """Start the unit of a stopped or failed replica."""
+    turn.advance(replica, Cause.START)
+    turn.note(NoteKind.STARTED, replica, f"starting {replica.spec.unit}")
+    _run_job(turn, replica, UnitVerb.START, turn.fleet.supervisor.start_timeout)
+
+
+def begin_stop(turn: Turn, replica: Replica, cause: Cause) -> None:
+    """Stop the unit. Nothing is in flight, or the engine never became ready."""
+    turn.advance(replica, cause)
+    _run_job(turn, replica, UnitVerb.STOP, turn.fleet.supervisor.stop_timeout)
+
+
+def begin_restart(turn: Turn, replica: Replica, cause: Cause) -> None:
+    """Restart the unit; the replica is starting from here on."""
+    turn.advance(replica, cause)
+    _run_job(turn, replica, UnitVerb.RESTART, turn.fleet.supervisor.start_timeout)
+
+
+def restart_broken(turn: Turn, replica: Replica, reason: str) -> None:
+    """A step failed or the engine is dead: escalate to a restart of the unit, a bounded number of times."""
+    replica.last_error = reason
+    replica.escalations += 1
+    if replica.escalations > MAX_ESCALATIONS:
+        give_up(turn, replica, CommandFailure.WAKE_FAILED, f"{reason}; a restart of {replica.spec.unit} did not help")
+        return
+    turn.note(NoteKind.ESCALATED, replica, f"restarting {replica.spec.unit}: {reason}", warning=True)
+    begin_restart(turn, replica, Cause.ESCALATE)
+
+
+def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> None:
+    turn.forget_operation(replica)
+    op = turn.expect(replica, timeout + GRACE)
+    replica.op_began, replica.job_ended, replica.probe_at, replica.level = turn.now, False, None, 0
+    turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout))
+
+
+# --- sequences -----------------------------------------------------------------------------------------------------
+
+
+def begin_sleep(turn: Turn, replica: Replica, level: int) -> None:
+    """The gate is closed and nothing is in flight: go to ``level``."""
+    turn.advance(replica, Cause.DRAINED_TO_SLEEP)
+    replica.level = level
+    turn.note(NoteKind.SLEEP_STARTED, replica, f"falling asleep, level {level}")
+    _begin_sequence(turn, replica, sleep_steps(level))
+
+
+def begin_wake(turn: Turn, replica: Replica, level: int, cause: Cause) -> None:
+    """Wake from ``level``, or make weights whole that may not be (the same sequence)."""
+    turn.advance(replica, cause)
+    replica.level = level
+    turn.note(NoteKind.WAKE_STARTED, replica, f"waking from level {level}: {cause}")
+    _begin_sequence(turn, replica, wake_steps(level))
+
+
+def _begin_sequence(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:
+    turn.forget_operation(replica)
+    replica.steps, replica.op_began, replica.probe_at = tuple(steps), turn.now, None
+    replica.known_invocation = replica.invocation
+    _run_step(turn, replica)
+
+
+def _run_step(turn: Turn, replica: Replica) -> None:
+    step = replica.steps[replica.step_index]
+    asleep_soon = replica.life is Life.FALLING_ASLEEP
+    limit = turn.fleet.supervisor.sleep_timeout if asleep_soon else turn.fleet.supervisor.wake_step_timeout
+    match step:
+        case PersistStep(phase, level):
+            replica.record = Record(level, phase, replica.invocation, replica.hold, turn.now)
+            op = turn.expect(replica, PERSIST_TIMEOUT + GRACE)
+            turn.actions.append(Persist(replica.name, op, replica.record))
+        case CallStep(call, level, tags):
+            op = turn.expect(replica, limit + GRACE)
+            turn.actions.append(CallEngine(replica.name, op, call, limit, level, tags))
+        case VerifyStep():
+            op = turn.expect(replica, limit + GRACE)
+            turn.actions.append(ProbeEngine(replica.name, op, limit))
+
+
+def step_done(turn: Turn, replica: Replica) -> None:
+    """The awaited step of a sequence succeeded: on to the next, or to the end."""
+    replica.step_index += 1
+    if replica.step_index < len(replica.steps):
+        _run_step(turn, replica)
+    elif replica.life is Life.WAKING:
+        _woken(turn, replica)
+    else:
+        _slept(turn, replica)
+
+
+def step_failed(turn: Turn, replica: Replica, reason: str) -> None:
+    """The awaited step failed. What is true now is asked of the engine, where it can still be asked."""
+    step = replica.steps[replica.step_index]
+    reason = f"'{step.words}' failed: {reason}"
+    replica.last_error = reason
+    match replica.life, step:
+        case Life.FALLING_ASLEEP, CallStep():
+            step_done(turn, replica)  # look whether it sleeps all the same
+        case Life.FALLING_ASLEEP, PersistStep(Phase.FALLING_ASLEEP, _):
+            # Nothing was done yet: without the intent on disk nothing may be.
+            _stay_awake(turn, replica, reason)
+        case Life.FALLING_ASLEEP, PersistStep():
+            # It sleeps, and the intent on disk says at least that: a wake from there is right.
+            turn.note(NoteKind.RECORD_FAILED, replica, reason, warning=True)
+            step_done(turn, replica)
+        case _:
+            restart_broken(turn, replica, reason)
+
+
+def verified(turn: Turn, replica: Replica, probe: Probe) -> None:
+    """The answer to a ``VerifyStep``."""
+    step = replica.steps[replica.step_index]
+    assert isinstance(step, VerifyStep)
+    if probe.state is step.expected:
+        step_done(turn, replica)
+    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and replica.steps != RESUME_STEPS:
+        began = replica.op_began
+        _begin_sequence(turn, replica, RESUME_STEPS)
+        replica.op_began = began
+    elif replica.life is Life.FALLING_ASLEEP and probe.state is EngineState.AWAKE:
+        _stay_awake(turn, replica, replica.last_error or f"it is still awake after sleep {replica.level}")
+    else:
+        step_failed_for_good(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip())
+
+
+def step_failed_for_good(turn: Turn, replica: Replica, reason: str) -> None:
+    """A verification that leaves no doubt: only a restart makes this engine trustworthy again."""
+    words = replica.steps[replica.step_index].words
+    restart_broken(turn, replica, f"'{words}' failed: {reason}")
+
+
+def memory_kept(before: int | None, after: int | None) -> bool:
+    """True when a sleep was measured and gave back less than it must."""
+    return bool(before) and after is not None and before is not None and after > before * (1 - FREED_AT_LEAST)
+
+
+def _slept(turn: Turn, replica: Replica) -> None:
+    turn.forget_operation(replica)
+    turn.advance(replica, Cause.SLEEP_VERIFIED)
+    replica.generation += 1
+    replica.known_invocation = replica.invocation
+    replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
+    turn.note(NoteKind.SLEPT, replica, f"asleep, level {replica.level}")
+    if replica.sleep_broken:
+        message = f"sleep {replica.level} left its memory in use, so it is stopped instead"
+        replica.last_error = message
+        turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True)
+        if replica.goal is not Goal.AWAKE:
+            fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, message)
+            replica.goal = Goal.STOPPED
+
+
+def _stay_awake(turn: Turn, replica: Replica, reason: str) -> None:
+    """A sleep did not happen. Level 2 may have dropped the weights all the same, so they are loaded again."""
+    level = replica.level
+    turn.forget_operation(replica)
+    nothing_done = reason.startswith("'record")
+    replica.sleep_broken = replica.sleep_broken or not nothing_done
+    replica.last_error = reason
+    turn.note(NoteKind.SLEEP_FAILED, replica, f"did not fall asleep, level {level}: {reason}", warning=True)
+    if replica.goal is not None and replica.goal.level:
+        fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, reason)
+    if level == 2 and not nothing_done:
+        begin_wake(turn, replica, level, Cause.WEIGHTS_UNKNOWN)
+    else:
+        turn.advance(replica, Cause.SLEEP_REFUSED)
+        become_routable(turn, replica, fresh=False)
+
+
+def _woken(turn: Turn, replica: Replica) -> None:
+    seconds = turn.now - replica.op_began
+    replica.wake_seconds[replica.level] = blend(replica.wake_seconds.get(replica.level, 0.0), seconds)
+    replica.last_wake_seconds = seconds
+    turn.note(NoteKind.WOKEN, replica, f"awake after {seconds:.3f} s from level {replica.level}")
+    turn.advance(replica, Cause.ENGINE_AWAKE)
+    become_routable(turn, replica, fresh=True)
+
+
+# --- readiness, failure --------------------------------------------------------------------------------------------
+
+
+def become_routable(turn: Turn, replica: Replica, *, fresh: bool) -> None:
+    """The replica is READY: whole and awake. ``fresh``: its prefix cache is empty and the idle clock starts now.
+
+    A wake on the way from level 1 to level 2 is no use of the engine: the idle clock goes on.
+    """
+    turn.forget_operation(replica)
+    replica.level, replica.health, replica.misses, replica.escalations = 0, Health.OK, 0, 0
+    replica.known_invocation = replica.invocation
+    replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
+    replica.progress_at = turn.now
+    if fresh:
+        replica.generation += 1
+        if replica.goal is not Goal.SLEEP2:
+            replica.idle_since = turn.now
+    if replica.goal in (Goal.AWAKE, Goal.RESTARTED):
+        reach_goal(turn, replica)
+    save_record(turn, replica)
+
+
+def save_record(turn: Turn, replica: Replica) -> None:
+    """Bring the settled truth (level, hold) to disk; nobody waits for it, the intent there is safe meanwhile."""
+    level = replica.level if replica.life is Life.ASLEEP else 0
+    invocation = replica.invocation if level else ""
+    record = Record(level, Phase.SETTLED, invocation, replica.hold, turn.now)
+    wanted = record if level or replica.hold is not Hold.NONE else None
+    if wanted is None and replica.record is None:
+        return
+    replica.record = wanted
+    turn.actions.append(Persist(replica.name, 0, wanted))
+
+
+def give_up(turn: Turn, replica: Replica, failure: CommandFailure, message: str, lines: Sequence[str] = ()) -> None:
+    """The replica failed: back off, tell whoever wanted it, and find out what its unit said last."""
+    up = replica.unit is not None and replica.unit.active_state not in ("inactive", "failed")
+    if replica.life is Life.STARTING and up:
+        # systemd would try again by itself, at its own pace; the back-off is ours.
+        turn.actions.append(
+            RunUnitJob(replica.name, 0, replica.spec.unit, UnitVerb.STOP, turn.fleet.supervisor.stop_timeout)
+        )
+    turn.advance(replica, Cause.GIVE_UP)
+    fail(turn, replica, failure, message, lines)
+
+
+def fail(turn: Turn, replica: Replica, failure: CommandFailure, message: str, lines: Sequence[str] = ()) -> None:
+    """Common end of everything that leads to FAILED."""
+    turn.forget_operation(replica)
+    replica.probe_at, replica.level, replica.health = None, 0, Health.OK
+    replica.known_invocation = replica.invocation
+    replica.generation += 1
+    replica.failures += 1
+    supervisor = turn.fleet.supervisor
+    replica.retry_at = turn.now + backoff.delay(replica.failures, supervisor.backoff_min, supervisor.backoff_max)
+    replica.last_error = message
+    replica.escalations = 0
+    if lines:
+        add_last_lines(replica, lines)
+    else:
+        replica.autopsy_until = turn.now + AUTOPSY_TIMEOUT
+        turn.actions.append(ReadLastLines(replica.name, replica.spec.unit))
+    turn.note(NoteKind.FAILED, replica, replica.last_error, warning=True)
+    fail_goal(turn, replica, failure, replica.last_error)
+
+
+def add_last_lines(replica: Replica, lines: Sequence[str]) -> None:
+    """Append what the unit said last to the error: usually the only thing that explains it."""
+    replica.autopsy_until = 0.0
+    said = [line.strip() for line in lines if line.strip()]
+    if said:
+        replica.last_error += "; its last lines: " + " | ".join(said[-5:])
+
+
+def go_down(turn: Turn, replica: Replica) -> None:
+    """Common end of everything that leads to STOPPED."""
+    turn.forget_operation(replica)
+    replica.probe_at, replica.level, replica.health, replica.misses = None, 0, Health.OK, 0
+    replica.known_invocation = replica.invocation
+    replica.generation += 1
+    replica.stale = replica.sleep_broken = False
+    turn.note(NoteKind.STOPPED, replica, f"{replica.spec.unit} is down")
+    save_record(turn, replica)

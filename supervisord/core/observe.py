@@ -1,0 +1,322 @@
+"""What was seen, against what was believed: readings of units and looks at engines.
+
+State follows the world. A unit that somebody started, stopped or restarted, an engine that somebody slept or woke by
+hand, and the engines found running at start-up all come through here, and are judged the same way.
+"""
+
+from __future__ import annotations
+
+from supervisord.core.actions import CommandFailure, NoteKind
+from supervisord.core.events import UnitJobDone
+from supervisord.core.fleet import Turn
+from supervisord.core.goals import fail_goal, reach_goal, set_goal
+from supervisord.core.lifecycle import (
+    GRACE,
+    become_routable,
+    begin_wake,
+    fail,
+    give_up,
+    go_down,
+    restart_broken,
+    save_record,
+)
+from supervisord.core.readings import EngineState, Probe, UnitStatus
+from supervisord.core.recovery import Verdict, judge
+from supervisord.core.replica import Goal, Replica
+from supervisord.core.states import Cause, Health, Life
+
+#: Between looks at an engine that is loading, in its first seconds and later.
+LOADING_LOOK_EARLY = 0.25
+LOADING_LOOK = 1.0
+LOADING_EARLY_FOR = 10.0
+#: Between looks at an engine under suspicion.
+SUSPECT_LOOK = 0.5
+#: A listening engine of an active unit that refuses or breaks for so many looks over so many seconds is dead ...
+DEAD_LOOKS = 3
+DEAD_AFTER = 3.0
+#: ... and one that does not answer in time only after this long without a sign of work: a busy one misses looks too.
+HUNG_AFTER = 60.0
+
+_DOWN = ("inactive", "failed")
+
+
+# --- units ---------------------------------------------------------------------------------------------------------
+
+
+def unit_changed(turn: Turn, replica: Replica, status: UnitStatus) -> None:
+    """A new reading of the unit."""
+    before, replica.unit = replica.unit, status
+    state = status.active_state
+    match replica.life:
+        case Life.STOPPED:
+            # A reading that still shows the run that we stopped is late, not news.
+            if state in ("active", "reloading", "activating") and _is_another_run(replica, status):
+                _came_up(turn, replica, adopted=before is None)
+            elif before is None and state == "failed":
+                turn.advance(replica, Cause.UNIT_FAILED)
+                fail(turn, replica, CommandFailure.START_FAILED, f"{status.unit} had failed ({status.result})")
+                replica.retry_at = turn.now
+        case Life.STARTING:
+            _starting_unit(turn, replica, status)
+        case Life.STOPPING:
+            pass  # the job's own end decides
+        case Life.FAILED:
+            # Our own stop of a unit that systemd was about to restart is no sign of life.
+            up = state in ("active", "reloading") or (state == "activating" and status.sub_state != "auto-restart")
+            if up and _is_another_run(replica, status):
+                _came_up(turn, replica, adopted=False)
+        case Life.READY | Life.DRAINING | Life.FALLING_ASLEEP | Life.ASLEEP | Life.WAKING:
+            _running_unit(turn, replica, status)
+
+
+def _is_another_run(replica: Replica, status: UnitStatus) -> bool:
+    return not status.invocation or status.invocation != replica.known_invocation
+
+
+def _came_up(turn: Turn, replica: Replica, *, adopted: bool) -> None:
+    turn.advance(replica, Cause.UNIT_UP)
+    turn.forget_operation(replica)
+    replica.op_began, replica.job_ended = turn.now, True
+    replica.op_deadline = turn.now + turn.fleet.supervisor.start_timeout + GRACE
+    replica.probe_at = turn.now if replica.unit_up else None
+    kind = NoteKind.ADOPTED if adopted else NoteKind.DRIFT
+    words = "found running" if adopted else "was started by somebody"
+    turn.note(kind, replica, f"{replica.spec.unit} {words}")
+
+
+def _starting_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
+    state = status.active_state
+    if state in ("active", "reloading"):
+        if replica.probe_op == 0 and (replica.probe_at is None or replica.probe_at > turn.now):
+            replica.probe_at = turn.now
+    elif state in _DOWN and replica.job_ended:
+        ended = f"{status.unit} ended before the engine was ready ({status.result}, status {status.exec_main_status})"
+        give_up(turn, replica, CommandFailure.START_FAILED, ended)
+
+
+def _running_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
+    state = status.active_state
+    if state == "inactive":
+        turn.note(NoteKind.DRIFT, replica, f"{status.unit} was stopped by somebody, or ended", warning=True)
+        turn.advance(replica, Cause.UNIT_DOWN)
+        fail_goal_unless(turn, replica, Goal.STOPPED, f"{status.unit} is down")
+        go_down(turn, replica)
+    elif state == "failed":
+        turn.advance(replica, Cause.UNIT_FAILED)
+        fail(turn, replica, CommandFailure.START_FAILED, f"{status.unit} failed ({status.result})")
+    elif state == "activating" or (
+        state in ("active", "reloading") and status.invocation and status.invocation != replica.known_invocation
+    ):
+        turn.note(NoteKind.DRIFT, replica, f"{status.unit} restarts (not asked for by us)", warning=True)
+        turn.advance(replica, Cause.UNIT_RESTARTED)
+        _restarted(turn, replica)
+    elif state == "deactivating" and replica.health is Health.OK:
+        demote(turn, replica, f"{status.unit} is being stopped by somebody")
+
+
+def _restarted(turn: Turn, replica: Replica) -> None:
+    turn.forget_operation(replica)
+    replica.op_began, replica.job_ended, replica.level = turn.now, True, 0
+    replica.op_deadline = turn.now + turn.fleet.supervisor.start_timeout + GRACE
+    replica.generation += 1
+    replica.health = Health.OK
+    replica.sleep_broken = False
+    replica.probe_at = turn.now if replica.unit_up else None
+
+
+def fail_goal_unless(turn: Turn, replica: Replica, wanted: Goal, message: str) -> None:
+    """End the goal: reached if it was ``wanted``, else failed."""
+    if replica.goal is wanted:
+        reach_goal(turn, replica)
+    else:
+        fail_goal(turn, replica, CommandFailure.START_FAILED, message)
+
+
+def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
+    """The awaited unit job ended."""
+    if event.status is not None:
+        replica.unit = event.status
+    replica.job_ended = True
+    replica.op = 0  # the deadline stays: the engine must answer within it
+    text = event.detail or f"systemd says '{event.result}'"
+    if replica.life is Life.STOPPING:
+        down = replica.unit is not None and replica.unit.active_state in _DOWN
+        if event.result == "done" or down:
+            turn.advance(replica, Cause.UNIT_DOWN)
+            fail_goal_unless_stop(turn, replica)
+            go_down(turn, replica)
+        else:
+            give_up(turn, replica, CommandFailure.STOP_FAILED, f"cannot stop {replica.spec.unit}: {text}", event.lines)
+    elif event.result == "done":
+        replica.stale = False
+        if replica.unit is not None and replica.unit.active_state in _DOWN:
+            _starting_unit(turn, replica, replica.unit)
+        else:
+            replica.probe_at = turn.now
+    else:
+        failure = CommandFailure.START_FAILED
+        if replica.unit is not None and replica.unit.load_state in ("not-found", "masked"):
+            failure = CommandFailure.UNIT_MISSING
+        give_up(turn, replica, failure, f"cannot start {replica.spec.unit}: {text}", event.lines)
+
+
+def fail_goal_unless_stop(turn: Turn, replica: Replica) -> None:
+    """A stop ended well. Whoever wanted the replica awake meanwhile still does; pursuit starts it again."""
+    if replica.goal is Goal.STOPPED:
+        reach_goal(turn, replica)
+
+
+# --- engines -------------------------------------------------------------------------------------------------------
+
+
+def looked(turn: Turn, replica: Replica, probe: Probe) -> None:
+    """A routine look at the engine ended."""
+    replica.looked = True
+    learn(replica, probe)
+    match replica.life:
+        case Life.STARTING:
+            _look_at_loading(turn, replica, probe)
+        case Life.READY | Life.DRAINING:
+            _look_at_ready(turn, replica, probe)
+        case Life.ASLEEP:
+            _look_at_sleeper(turn, replica, probe)
+        case _:
+            pass  # a sequence does its own looking
+
+
+def learn(replica: Replica, probe: Probe) -> None:
+    """Remember what the engine told about itself."""
+    if probe.state in (EngineState.AWAKE, EngineState.ASLEEP):
+        replica.can_sleep, replica.simulated = probe.can_sleep, probe.simulated
+        replica.served_names = probe.served_names or replica.served_names
+        replica.max_model_len = probe.max_model_len or replica.max_model_len
+
+
+def _look_at_loading(turn: Turn, replica: Replica, probe: Probe) -> None:
+    early = turn.now - replica.op_began < LOADING_EARLY_FOR
+    replica.probe_at = turn.now + (LOADING_LOOK_EARLY if early else LOADING_LOOK)
+    if not replica.unit_up or replica.op:
+        return  # the unit's own start is not over: it may still say no
+    if probe.state is EngineState.WRONG_MODEL:
+        replica.last_error = f"something else answers on {replica.spec.endpoint}: {probe.detail}"
+        return
+    if probe.state not in (EngineState.AWAKE, EngineState.ASLEEP):
+        return
+    verdict, level = judge(replica.record, replica.invocation, probe.state)
+    if verdict is Verdict.FINISH_WAKE:
+        turn.note(NoteKind.DRIFT, replica, f"a wake from level {level} was begun and not finished: finishing it")
+        begin_wake(turn, replica, level, Cause.WEIGHTS_UNKNOWN)
+    elif verdict is Verdict.ASLEEP:
+        _fell_asleep(turn, replica, level)
+    else:
+        seconds = turn.now - replica.op_began
+        replica.start_seconds = seconds
+        turn.advance(replica, Cause.ENGINE_AWAKE)
+        turn.note(NoteKind.READY, replica, f"ready after {seconds:.3f} s")
+        become_routable(turn, replica, fresh=True)
+
+
+def _fell_asleep(turn: Turn, replica: Replica, level: int) -> None:
+    turn.advance(replica, Cause.ENGINE_ASLEEP)
+    turn.forget_operation(replica)
+    replica.level, replica.misses, replica.health = level, 0, Health.OK
+    replica.generation += 1
+    replica.known_invocation = replica.invocation
+    replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
+    # The idle clock goes on from when it was last used; for one found asleep, from now.
+    replica.idle_since = replica.idle_since or turn.now
+    if replica.goal in (Goal.AWAKE, Goal.RESTARTED):
+        replica.goal = Goal.AWAKE
+    save_record(turn, replica)
+    if replica.in_flight:
+        set_goal(turn, replica, Goal.AWAKE, why="requests are in flight")
+
+
+def _look_at_ready(turn: Turn, replica: Replica, probe: Probe) -> None:
+    replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
+    if probe.state is EngineState.AWAKE:
+        replica.misses = 0
+        if turn.now - replica.since >= turn.fleet.supervisor.backoff_max:
+            replica.failures = 0
+        if replica.health is not Health.OK and replica.unit_up:
+            replica.health = Health.OK
+            turn.note(NoteKind.REVIVED, replica, "answers again")
+    elif probe.state is EngineState.ASLEEP:
+        verdict, level = judge(replica.record, replica.invocation, probe.state)
+        turn.note(NoteKind.DRIFT, replica, "was put to sleep by somebody", warning=True)
+        if replica.goal is not None and replica.goal.level:
+            level = max(level, replica.goal.level)
+        _fell_asleep(turn, replica, level)
+        if verdict is Verdict.FINISH_WAKE:
+            set_goal(turn, replica, Goal.AWAKE)
+    else:
+        _miss(turn, replica, probe)
+
+
+def _look_at_sleeper(turn: Turn, replica: Replica, probe: Probe) -> None:
+    replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
+    if probe.state is EngineState.AWAKE:
+        turn.note(NoteKind.DRIFT, replica, f"was woken from level {replica.level} by somebody", warning=True)
+        if replica.level == 1:
+            turn.advance(replica, Cause.ENGINE_AWAKE)
+            become_routable(turn, replica, fresh=True)
+        else:
+            begin_wake(turn, replica, replica.level, Cause.WEIGHTS_UNKNOWN)
+    elif probe.state is EngineState.ASLEEP:
+        replica.misses = 0
+    else:
+        _miss(turn, replica, probe)
+
+
+def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
+    """The engine should have answered. Suspect it at once; believe it dead only on lasting evidence."""
+    if replica.misses == 0:
+        replica.missing_since = turn.now
+    replica.misses += 1
+    reason = f"the engine is {probe.state}{': ' + probe.detail if probe.detail else ''}"
+    if replica.health is Health.OK:
+        demote(turn, replica, reason)
+    replica.probe_at = turn.now + SUSPECT_LOOK
+    missing_for = turn.now - replica.missing_since
+    if probe.state is EngineState.HUNG:
+        silent_since = max(replica.missing_since, replica.progress_at)
+        dead = replica.misses >= DEAD_LOOKS and turn.now - silent_since >= HUNG_AFTER
+    else:
+        dead = replica.misses >= DEAD_LOOKS and missing_for >= DEAD_AFTER and replica.unit_up
+    if dead and replica.health is not Health.DEAD:
+        replica.health = Health.DEAD
+        replica.last_error = f"{reason} for {missing_for:.0f} s"
+        if replica.life is Life.ASLEEP and replica.goal is not Goal.AWAKE:
+            # Nobody wants it: restarting it would only fill the GPU. The next request starts it.
+            turn.note(NoteKind.ESCALATED, replica, f"stopping a sleeper: {replica.last_error}", warning=True)
+            replica.health = Health.SUSPECT
+            set_goal(turn, replica, Goal.STOPPED, why="the engine is dead")
+
+
+def demote(turn: Turn, replica: Replica, reason: str) -> None:
+    """Requests go elsewhere from now on, while there is an elsewhere; look at the engine at once."""
+    replica.health = Health.SUSPECT
+    if replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP) and replica.probe_op == 0:
+        replica.probe_at = turn.now
+    turn.note(NoteKind.DEMOTED, replica, reason, warning=True)
+
+
+# --- time ----------------------------------------------------------------------------------------------------------
+
+
+def overdue(turn: Turn, replica: Replica) -> None:
+    """The awaited operation did not end in time."""
+    waited = turn.now - replica.op_began
+    match replica.life:
+        case Life.STARTING:
+            reason = f"not ready after {waited:.0f} s"
+            if replica.last_error:
+                reason += f" ({replica.last_error})"
+            give_up(turn, replica, CommandFailure.START_FAILED, reason)
+        case Life.STOPPING:
+            give_up(turn, replica, CommandFailure.STOP_FAILED, f"{replica.spec.unit} did not stop in {waited:.0f} s")
+        case Life.WAKING | Life.FALLING_ASLEEP:
+            words = replica.steps[replica.step_index].words
+            restart_broken(turn, replica, f"'{words}' did not end in time")
+        case _:
+            turn.forget_operation(replica)

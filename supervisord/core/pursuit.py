@@ -1,0 +1,94 @@
+"""The next thing to do towards a replica's goal: one function per state, nothing done twice, nothing on a busy GPU."""
+
+from __future__ import annotations
+
+from supervisord.core import lifecycle
+from supervisord.core.fleet import Turn
+from supervisord.core.goals import reach_goal
+from supervisord.core.replica import Goal, Replica
+from supervisord.core.states import Cause, Health, Life
+
+
+def pursue(turn: Turn, replica: Replica) -> None:
+    """Do the next thing towards the goal, if it may be done now. Safe to call at any time."""
+    if turn.fleet.draining:
+        return
+    gpu_free = replica.shares_gpu_with(turn.fleet.replicas.values()) is None
+    if replica.health is Health.DEAD and replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP):
+        if gpu_free:
+            lifecycle.restart_broken(turn, replica, replica.last_error)
+        return
+    goal = replica.goal
+    if goal is None:
+        return
+    match replica.life:
+        case Life.READY:
+            _pursue_ready(turn, replica, goal, gpu_free)
+        case Life.DRAINING:
+            _pursue_draining(turn, replica, goal, gpu_free)
+        case Life.ASLEEP:
+            _pursue_asleep(turn, replica, goal, gpu_free)
+        case Life.STOPPED | Life.FAILED:
+            _pursue_down(turn, replica, goal, gpu_free)
+        case Life.STARTING:
+            # A start once begun finishes, unless an operator says stop.
+            if goal is Goal.STOPPED:
+                lifecycle.begin_stop(turn, replica, Cause.STOP)
+        case Life.WAKING | Life.FALLING_ASLEEP | Life.STOPPING:
+            pass
+
+
+def _pursue_ready(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
+    if goal is Goal.AWAKE:
+        reach_goal(turn, replica)
+    elif goal is Goal.DRAINED:
+        if replica.in_flight == 0:
+            reach_goal(turn, replica)
+    else:
+        turn.advance(replica, Cause.GATE_CLOSED)
+        _pursue_draining(turn, replica, goal, gpu_free)
+
+
+def _pursue_draining(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
+    if goal in (Goal.AWAKE, Goal.DRAINED):
+        turn.advance(replica, Cause.GATE_REOPENED)
+        _pursue_ready(turn, replica, goal, gpu_free)
+    elif replica.in_flight or not gpu_free:
+        return
+    elif goal is Goal.STOPPED:
+        lifecycle.begin_stop(turn, replica, Cause.DRAINED_TO_STOP)
+    elif goal is Goal.RESTARTED:
+        lifecycle.begin_restart(turn, replica, Cause.RESTART)
+    else:
+        lifecycle.begin_sleep(turn, replica, goal.level)
+
+
+def _pursue_asleep(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
+    if goal is Goal.DRAINED or (goal.level and replica.level >= goal.level):
+        reach_goal(turn, replica)
+    elif not gpu_free:
+        return
+    elif goal is Goal.STOPPED:
+        # Somebody may have slept it by hand with requests inside; those are leases still.
+        if replica.in_flight == 0:
+            lifecycle.begin_stop(turn, replica, Cause.STOP)
+    elif goal is Goal.RESTARTED:
+        if replica.in_flight == 0:
+            lifecycle.begin_restart(turn, replica, Cause.RESTART)
+    else:
+        # Also the way from level 1 to level 2: asked directly, vLLM answers 200 and does nothing.
+        lifecycle.begin_wake(turn, replica, replica.level, Cause.WAKE)
+
+
+def _pursue_down(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
+    if goal in (Goal.AWAKE, Goal.RESTARTED):
+        if gpu_free and replica.may_retry(turn.now):
+            lifecycle.begin_start(turn, replica)
+    elif goal is Goal.STOPPED and replica.life is Life.FAILED:
+        if replica.unit is not None and replica.unit.active_state not in ("inactive", "failed"):
+            lifecycle.begin_stop(turn, replica, Cause.STOP)
+        else:
+            turn.advance(replica, Cause.UNIT_DOWN)
+            reach_goal(turn, replica)
+    else:
+        reach_goal(turn, replica)  # already deeper than any sleep

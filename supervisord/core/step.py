@@ -1,0 +1,259 @@
+"""``step``: one event in, the actions out. The only way in which the fleet's state changes, but for admission.
+
+The state is changed in place and synchronously; the clock is an argument and nothing here touches the world, so the
+same history always leads to the same state. After the event itself the whole fleet is settled: goals are set by the
+clocks, pursued, and those who wait are granted or refused, until nothing more follows.
+"""
+
+from __future__ import annotations
+
+from supervisord.core import admit as door
+from supervisord.core import configure, lifecycle, observe
+from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
+from supervisord.core.admission import Chooser, Ending, Lease, Refuse
+from supervisord.core.events import (
+    Command,
+    Configured,
+    EngineAnswered,
+    Event,
+    LastLines,
+    Persisted,
+    Probed,
+    ShutDown,
+    Tick,
+    UnitChanged,
+    UnitJobDone,
+    Verb,
+)
+from supervisord.core.fleet import Fleet, Turn
+from supervisord.core.goals import fail_goal, set_config_goal, set_goal, set_idle_goal
+from supervisord.core.idle import next_rung_after
+from supervisord.core.pursuit import pursue
+from supervisord.core.replica import Goal, Replica
+from supervisord.core.sequences import VerifyStep
+from supervisord.core.states import Hold, Life
+
+#: Settling reaches a fixed point in a few rounds; more would be two rules that undo each other.
+MAX_ROUNDS = 20
+
+
+def step(fleet: Fleet, event: Event, now: float) -> list[Action]:
+    """Apply ``event`` at ``now`` (seconds, never going back) and return what is to be done."""
+    turn = Turn(fleet, now)
+    apply(turn, event)
+    settle(turn)
+    return turn.actions
+
+
+def admit(
+    fleet: Fleet, name: str, choose: Chooser, exclude: frozenset[str], now: float
+) -> tuple[Lease | Refuse | int, list[Action]]:
+    """Decide for one request: a lease (counted), a refusal, or the ticket under which it waits."""
+    turn = Turn(fleet, now)
+    ticket = fleet.next_id()
+    answer = door.admit(turn, name, choose, exclude, ticket)
+    if answer is None:
+        settle(turn)
+        return ticket, turn.actions
+    if isinstance(answer, Lease) and door.wake_another_if_busy(turn, fleet.models[answer.model]):
+        settle(turn)
+    return answer, turn.actions
+
+
+def finish(fleet: Fleet, lease_id: int, ending: Ending, detail: str, now: float) -> list[Action]:
+    """Take a lease back; raises ``LeaseError`` when it is not in flight."""
+    turn = Turn(fleet, now)
+    if door.finish(turn, lease_id, ending, detail):
+        settle(turn)
+    return turn.actions
+
+
+def abandon(fleet: Fleet, ticket: int) -> bool:
+    """A waiting client left; True when it was still waiting."""
+    return door.abandon(fleet, ticket)
+
+
+def apply(turn: Turn, event: Event) -> None:
+    """The event's own consequence."""
+    fleet = turn.fleet
+    if isinstance(event, Configured):
+        configure.configured(turn, event)
+        return
+    if isinstance(event, ShutDown):
+        fleet.draining = True
+        for replica in fleet.replicas.values():
+            if replica.life not in (Life.STARTING, Life.WAKING, Life.FALLING_ASLEEP, Life.STOPPING):
+                fail_goal(turn, replica, CommandFailure.SHUTTING_DOWN, "the supervisor is shutting down")
+        return
+    if isinstance(event, Tick):
+        for replica in fleet.replicas.values():
+            _tick(turn, replica)
+        return
+    known = fleet.replicas.get(event.replica)
+    if known is None:
+        if isinstance(event, Command):
+            message = f"replica {event.replica} is no longer configured"
+            turn.actions.append(Answer(event.ticket, CommandFailure.GONE, message))
+        return
+    _apply_to(turn, known, event)
+
+
+def _apply_to(
+    turn: Turn,
+    replica: Replica,
+    event: UnitChanged | UnitJobDone | EngineAnswered | Probed | Persisted | LastLines | Command,
+) -> None:
+    match event:
+        case UnitChanged(_, status):
+            observe.unit_changed(turn, replica, status)
+        case UnitJobDone(_, op):
+            if op == replica.op:
+                observe.job_done(turn, replica, event)
+        case EngineAnswered(_, op, error, before, after):
+            if op == replica.op:
+                if lifecycle.memory_kept(before, after):
+                    replica.sleep_broken = True
+                if error:
+                    lifecycle.step_failed(turn, replica, error)
+                else:
+                    lifecycle.step_done(turn, replica)
+        case Persisted(_, op, error):
+            if op == replica.op and op:
+                if error:
+                    lifecycle.step_failed(turn, replica, error)
+                else:
+                    lifecycle.step_done(turn, replica)
+            elif error:
+                turn.note(NoteKind.RECORD_FAILED, replica, f"its state is not on disk: {error}", warning=True)
+        case Probed(_, op, probe):
+            if op == replica.op and replica.steps and isinstance(replica.steps[replica.step_index], VerifyStep):
+                observe.learn(replica, probe)
+                lifecycle.verified(turn, replica, probe)
+            elif op == replica.probe_op:
+                replica.probe_op = 0
+                observe.looked(turn, replica, probe)
+        case LastLines(_, lines):
+            if replica.life is Life.FAILED and replica.autopsy_until:
+                lifecycle.add_last_lines(replica, lines)
+                turn.note(NoteKind.FAILED, replica, replica.last_error, warning=True)
+        case Command():
+            _command(turn, replica, event)
+
+
+def _tick(turn: Turn, replica: Replica) -> None:
+    if replica.op_deadline is not None and turn.now >= replica.op_deadline:
+        observe.overdue(turn, replica)
+    if replica.autopsy_until and turn.now >= replica.autopsy_until:
+        replica.autopsy_until = 0.0
+    if replica.probe_at is not None and turn.now >= replica.probe_at:
+        timeout = turn.fleet.supervisor.probe_timeout
+        replica.probe_at = turn.now + timeout + lifecycle.GRACE  # unless the answer sets it sooner
+        replica.probe_op = turn.fleet.next_id()
+        turn.actions.append(ProbeEngine(replica.name, replica.probe_op, timeout))
+
+
+def _command(turn: Turn, replica: Replica, command: Command) -> None:
+    verb, ticket = command.verb, command.ticket
+
+    def refuse(failure: CommandFailure, message: str) -> None:
+        turn.actions.append(Answer(ticket, failure, f"replica {replica.name}: {message}"))
+
+    if turn.fleet.draining:
+        refuse(CommandFailure.SHUTTING_DOWN, "the supervisor is shutting down")
+        return
+    if replica.hold is Hold.DOWN and verb in (Verb.SLEEP, Verb.WAKE, Verb.RESTART, Verb.DRAIN):
+        refuse(CommandFailure.HELD, "it is held down; 'up' (Start) ends that")
+        return
+    # What an operator asks for is tried now, whatever failed before.
+    replica.retry_at = 0.0
+    match verb:
+        case Verb.SLEEP:
+            if not replica.can_sleep:
+                refuse(
+                    CommandFailure.SLEEP_UNSUPPORTED,
+                    "its engine has no sleep endpoints (VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode switch them on)",
+                )
+                return
+            if replica.life is Life.FAILED:
+                refuse(CommandFailure.SLEEP_FAILED, f"it has failed: {replica.last_error}")
+                return
+            replica.sleep_broken = False
+            set_goal(turn, replica, Goal.SLEEP2 if command.level == 2 else Goal.SLEEP1, ticket=ticket)
+        case Verb.WAKE | Verb.START:
+            _set_hold(turn, replica, Hold.NONE)
+            set_goal(turn, replica, Goal.AWAKE, ticket=ticket)
+        case Verb.STOP:
+            _set_hold(turn, replica, Hold.DOWN)
+            set_goal(turn, replica, Goal.STOPPED, ticket=ticket)
+        case Verb.RESTART:
+            set_goal(turn, replica, Goal.RESTARTED, ticket=ticket)
+        case Verb.DRAIN:
+            _set_hold(turn, replica, Hold.DRAINED)
+            set_goal(turn, replica, Goal.DRAINED, ticket=ticket)
+
+
+def _set_hold(turn: Turn, replica: Replica, hold: Hold) -> None:
+    if replica.hold is hold:
+        return
+    replica.hold = hold
+    kind = NoteKind.RELEASED if hold is Hold.NONE else NoteKind.HELD
+    turn.note(kind, replica, {Hold.NONE: "hold ended", Hold.DOWN: "held down", Hold.DRAINED: "held drained"}[hold])
+    if not replica.steps:  # a sequence under way writes its own record, with this hold in it
+        lifecycle.save_record(turn, replica)
+
+
+def settle(turn: Turn) -> None:
+    """Let everything follow that follows, until nothing more does."""
+    for _ in range(MAX_ROUNDS):
+        before = len(turn.actions), [(r.life, r.goal) for r in turn.fleet.replicas.values()]
+        for model in turn.fleet.models.values():
+            door.bring_back(turn, model)
+        for replica in _by_urgency(turn.fleet):
+            if not turn.fleet.draining:
+                set_config_goal(turn, replica)
+                set_idle_goal(turn, replica)
+            pursue(turn, replica)
+        for model in turn.fleet.models.values():
+            door.settle_waiting(turn, model)
+        configure.drop_left(turn)
+        if before == (len(turn.actions), [(r.life, r.goal) for r in turn.fleet.replicas.values()]):
+            return
+    raise RuntimeError("the fleet does not settle: two rules undo each other")
+
+
+def _by_urgency(fleet: Fleet) -> list[Replica]:
+    """Who may have a contended GPU first: whose oldest request waits longest, then commands, then the rest."""
+
+    def key(replica: Replica) -> tuple[float, bool]:
+        model = fleet.model_of(replica)
+        oldest = next(iter(model.waiting.values()), None) if model is not None and replica.goal is Goal.AWAKE else None
+        return (oldest.ticket if oldest is not None else float("inf"), not replica.tickets)
+
+    return sorted(fleet.replicas.values(), key=key)
+
+
+def next_due(fleet: Fleet) -> float | None:
+    """When the next ``Tick`` is needed, on the clock of ``now``; None: nothing is timed."""
+    due: list[float] = []
+    for replica in fleet.replicas.values():
+        if replica.op_deadline is not None:
+            due.append(replica.op_deadline)
+        if replica.probe_at is not None:
+            due.append(replica.probe_at)
+        if replica.autopsy_until:
+            due.append(replica.autopsy_until)
+        model = fleet.model_of(replica)
+        if model is not None and replica.life in (Life.READY, Life.ASLEEP) and not replica.in_flight:
+            rung = next_rung_after(model.spec.idle, replica.rung, can_sleep=replica.can_sleep)
+            if rung is not None and replica.goal is None and replica.hold is Hold.NONE:
+                due.append(replica.idle_since + rung)
+    for model in fleet.models.values():
+        first = next(iter(model.waiting.values()), None)
+        if first is not None:
+            due.append(first.deadline)
+    return min(due, default=None)
+
+
+def adopted(fleet: Fleet) -> bool:
+    """The first reconciliation is done: every unit was read, and every running engine looked at once."""
+    return all(r.unit is not None and (not r.unit_up or r.looked) for r in fleet.replicas.values())
