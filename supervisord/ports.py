@@ -22,7 +22,7 @@ class ServiceManager(Protocol):
     """systemd as the supervisor needs it. Every command returns when its job has ended."""
 
     async def start(self, unit: str) -> str:
-        """Start; returns the job's result (``done``, ``failed``, ``timeout``, ``canceled``, ``dependency``, ``skipped``)."""
+        """Start; returns the job's result (``done``, ``failed``, ``timeout``, ``canceled``, ``dependency`` ...)."""
         ...
 
     async def stop(self, unit: str) -> str: ...
@@ -53,7 +53,7 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """One engine's control face; vLLM is the first of several. Each call is one HTTP request, bounded by ``timeout`` seconds."""
+    """One engine's control face; vLLM is the first of several. Each call is bounded by ``timeout`` seconds."""
 
     async def probe(self, timeout: float) -> Probe: ...
 

@@ -1,0 +1,236 @@
+"""Doing what the core wants done: each action becomes one bounded task whose result is an event again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol
+
+from supervisord.core.actions import (
+    Action,
+    Call,
+    CallEngine,
+    Persist,
+    ProbeEngine,
+    ReadLastLines,
+    RunUnitJob,
+    UnitVerb,
+)
+from supervisord.core.events import EngineAnswered, Event, LastLines, Persisted, Probed, UnitJobDone
+from supervisord.core.readings import EngineState, Probe, UnitStatus
+from supervisord.core.record import Record
+from supervisord.core.spec import ReplicaSpec
+from supervisord.ports import Engine, EngineError, ServiceManager, UnitError
+from supervisord.statedir import StateError
+
+log = logging.getLogger(__name__)
+
+#: More than that of a unit's log is no explanation any more.
+LAST_LINES = 20
+
+
+class RecordStore(Protocol):
+    """Where records go."""
+
+    async def save(self, name: str, record: Record | None) -> None: ...
+
+
+class MemoryMeter(Protocol):
+    """How much GPU memory a replica holds, where that can be known."""
+
+    async def gpu_bytes(self, spec: ReplicaSpec, simulated: bool) -> int | None: ...
+
+
+class OwnerCheck(Protocol):
+    """Whether the process that listens on a replica's endpoint belongs to its unit."""
+
+    async def stranger(self, spec: ReplicaSpec) -> str:
+        """Who listens instead, in words; empty when it is the unit's own process or cannot be known."""
+        ...
+
+
+class Effects:
+    """Runs actions. Owns the tasks it starts and the engine clients, nothing else."""
+
+    def __init__(
+        self,
+        manager: ServiceManager,
+        store: RecordStore,
+        engine_for: Callable[[ReplicaSpec], Engine],
+        memory: MemoryMeter,
+        owner: OwnerCheck,
+    ) -> None:
+        self._manager, self._store, self._memory, self._owner = manager, store, memory, owner
+        self._engine_for = engine_for
+        self._engines: dict[str, tuple[ReplicaSpec, Engine]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._report: Callable[[Event], None] = lambda event: None
+        #: Replicas whose endpoint was seen to belong to their unit since its last start.
+        self._known_owner: set[str] = set()
+        self._simulated: set[str] = set()
+
+    def report_to(self, dispatch: Callable[[Event], None]) -> None:
+        """Where results go. Set once, before the first action."""
+        self._report = dispatch
+
+    def configure(self, replicas: Mapping[str, ReplicaSpec]) -> None:
+        """One engine client per replica; those whose replica is gone or moved are closed."""
+        for name, (spec, engine) in list(self._engines.items()):
+            if replicas.get(name) != spec:
+                del self._engines[name]
+                self._known_owner.discard(name)
+                self._spawn(engine.close())
+        for name, spec in replicas.items():
+            if name not in self._engines:
+                self._engines[name] = (spec, self._engine_for(spec))
+
+    def perform(self, action: Action) -> None:
+        """Set one action going; returns at once."""
+        match action:
+            case RunUnitJob():
+                self._spawn(self._unit_job(action))
+            case CallEngine():
+                self._spawn(self._call(action))
+            case ProbeEngine():
+                self._spawn(self._probe(action))
+            case Persist():
+                self._spawn(self._persist(action))
+            case ReadLastLines():
+                self._spawn(self._last_lines(action))
+            case _:
+                raise TypeError(f"not an effect: {action!r}")
+
+    async def close(self) -> None:
+        """Cancel what is under way and close the engine clients. Intents on disk tell the next daemon the rest."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, engine in self._engines.values():
+            await engine.close()
+        self._engines.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """The one place where tasks begin: none is forgotten, and a defect in one is logged with its traceback."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an effect failed in a way that nobody foresaw", exc_info=task.exception())
+
+    # --- units ---
+
+    async def _unit_job(self, action: RunUnitJob) -> None:
+        self._known_owner.discard(action.replica)
+        result, detail = "error", ""
+        lines: tuple[str, ...] = ()
+        try:
+            async with asyncio.timeout(action.timeout):
+                result = await self._run(action.unit, action.verb)
+        except TimeoutError:
+            result, detail = "timeout", f"no result after {action.timeout:g} s"
+        except UnitError as error:
+            detail = str(error)
+        status = await self._status(action.unit)
+        if result != "done":
+            if not detail and status is not None:
+                detail = _why(status, result)
+            lines = tuple(await self._manager.last_lines(action.unit, LAST_LINES))
+        if action.op:
+            self._report(UnitJobDone(action.replica, action.op, result, status, detail, lines))
+
+    async def _run(self, unit: str, verb: UnitVerb) -> str:
+        if verb is UnitVerb.STOP:
+            return await self._manager.stop(unit)
+        status = await self._status(unit)
+        if status is not None and status.active_state == "failed":
+            # A unit over its start limit refuses every start until it is reset.
+            await self._manager.reset_failed(unit)
+        return await (self._manager.start(unit) if verb is UnitVerb.START else self._manager.restart(unit))
+
+    async def _status(self, unit: str) -> UnitStatus | None:
+        try:
+            (status,) = await self._manager.status([unit])
+        except UnitError as error:
+            log.warning("cannot read %s: %s", unit, error)
+            return None
+        return status
+
+    async def _last_lines(self, action: ReadLastLines) -> None:
+        lines = await self._manager.last_lines(action.unit, LAST_LINES)
+        self._report(LastLines(action.replica, tuple(lines)))
+
+    # --- engines ---
+
+    async def _call(self, action: CallEngine) -> None:
+        spec, engine = self._engines[action.replica]
+        simulated = action.replica in self._simulated
+        before = after = None
+        error = ""
+        try:
+            match action.call:
+                case Call.SLEEP:
+                    before = await self._memory.gpu_bytes(spec, simulated)
+                    await engine.sleep(action.level, action.timeout)
+                    after = await self._memory.gpu_bytes(spec, simulated)
+                case Call.WAKE_UP:
+                    await engine.wake_up(action.tags, action.timeout)
+                case Call.RELOAD_WEIGHTS:
+                    await engine.reload_weights(action.timeout)
+                case Call.RESET_PREFIX_CACHE:
+                    await engine.reset_prefix_cache(action.timeout)
+        except EngineError as failure:
+            error = str(failure)
+        self._report(EngineAnswered(action.replica, action.op, error, before, after))
+
+    async def _probe(self, action: ProbeEngine) -> None:
+        if action.replica not in self._engines:
+            return
+        spec, engine = self._engines[action.replica]
+        probe = await engine.probe(action.timeout)
+        if probe.state in (EngineState.AWAKE, EngineState.ASLEEP):
+            if probe.simulated:
+                self._simulated.add(action.replica)
+            else:
+                self._simulated.discard(action.replica)
+            if action.replica not in self._known_owner:
+                stranger = await self._owner.stranger(spec)
+                if stranger:
+                    probe = Probe(EngineState.WRONG_MODEL, stranger)
+                else:
+                    self._known_owner.add(action.replica)
+        else:
+            self._known_owner.discard(action.replica)
+        self._report(Probed(action.replica, action.op, probe))
+
+    # --- disk ---
+
+    async def _persist(self, action: Persist) -> None:
+        error = ""
+        try:
+            await self._store.save(action.replica, action.record)
+        except StateError as failure:
+            error = str(failure)
+        self._report(Persisted(action.replica, action.op, error))
+
+
+def _why(status: UnitStatus, result: str) -> str:
+    """What systemd knows about a job that did not end well, in words."""
+    if status.load_state in ("not-found", "masked", "bad-setting", "error"):
+        return f"the unit is {status.load_state}"
+    text = f"systemd says '{result}'"
+    if status.result != "success":
+        text += f", the unit ended with '{status.result}'"
+    if status.exec_main_status:
+        text += f", status {status.exec_main_status}"
+    if status.status_text:
+        text += f" ({status.status_text})"
+    return text
+
+
+def replicas_of(models: Iterable[Any]) -> dict[str, ReplicaSpec]:
+    """Every replica of ``models`` (``ModelSpec``) by name."""
+    return {replica.name: replica for model in models for replica in model.replicas}

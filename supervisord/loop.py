@@ -1,0 +1,166 @@
+"""The dispatcher: the only writer of the fleet's state, in one asyncio thread.
+
+A synchronous ``dispatch`` is atomic: an event is applied, everything that follows is decided, and only then are the
+effects set going. Their results come back as events. Admission goes through the same door, so that the decision and
+its lease are one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from supervisord.core import step as core
+from supervisord.core.actions import Action, Answer, Deny, Grant, Note
+from supervisord.core.admission import Chooser, Ending, Lease, ListedModel, Refuse, Wait
+from supervisord.core.events import Command, Event, Tick, Verb
+from supervisord.core.fleet import Fleet
+from supervisord.core.view import FleetView, look
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Implements ``Admission`` for the proxy and takes events from everybody else."""
+
+    def __init__(self, perform: Callable[[Action], None], on_note: Callable[[Note], None]) -> None:
+        """``perform`` sets one effect going and returns at once; its result is dispatched later, never from within."""
+        self._loop = asyncio.get_running_loop()
+        # Instants are shown to people, but must never go back: wall time once, then the loop's own clock.
+        self._epoch = time.time() - self._loop.time()
+        self._began = time.time()
+        self._fleet = Fleet()
+        self._perform = perform
+        self._on_note = on_note
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[int, asyncio.Future[Lease | Refuse]] = {}
+        self._commands: dict[int, asyncio.Future[Answer]] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def now(self) -> float:
+        """Seconds since the epoch, monotonic."""
+        return self._epoch + self._loop.time()
+
+    # --- events ---
+
+    def dispatch(self, event: Event) -> None:
+        """Apply one event and set going what follows."""
+        self._carry_out(core.step(self._fleet, event, self.now()))
+        self._changed()
+
+    async def command(self, replica: str, verb: Verb, level: int = 0) -> Answer:
+        """One operator's command to one replica; returns when it is done, failed or overtaken."""
+        ticket = self._fleet.next_id()
+        future = self._commands[ticket] = self._loop.create_future()
+        try:
+            self.dispatch(Command(ticket, replica, verb, level))
+            answer: Answer = await future
+            return answer
+        finally:
+            del self._commands[ticket]
+
+    def view(self) -> FleetView:
+        return look(self._fleet)
+
+    def adopted(self) -> bool:
+        """The first reconciliation is done."""
+        return core.adopted(self._fleet)
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call ``on_change`` after every change of the state; returns the unsubscribe."""
+        self._listeners.append(on_change)
+        return lambda: self._listeners.remove(on_change)
+
+    def close(self) -> None:
+        """No further ticks."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- admission ---
+
+    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
+        answer, actions = core.admit(self._fleet, model, choose, exclude, self.now())
+        if not isinstance(answer, int):
+            self._carry_out(actions)
+            self._changed(timer=bool(actions))
+            return answer
+        wait = Wait(answer, self._loop.create_future())
+        self._waiting[answer] = wait.outcome
+        self._carry_out(actions)
+        self._changed()
+        return wait
+
+    def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
+        self._carry_out(core.finish(self._fleet, lease.id, ending, detail, self.now()))
+        self._changed()
+
+    def abandon(self, wait: Wait) -> None:
+        self._waiting.pop(wait.ticket, None)
+        if core.abandon(self._fleet, wait.ticket):
+            self._changed()
+        elif wait.outcome.done() and not wait.outcome.cancelled() and isinstance(wait.outcome.result(), Lease):
+            self.finish(wait.outcome.result(), Ending.CLIENT_GONE)  # type: ignore[arg-type]
+        wait.outcome.cancel()
+
+    def listing(self) -> Sequence[ListedModel]:
+        view = self.view()
+        simulated = {r.name for r in view.replicas if r.simulated}
+        return [
+            ListedModel(
+                name=model.name,
+                aliases=model.aliases,
+                state=str(model.state),
+                max_model_len=model.max_model_len or None,
+                created=int(self._began),
+                simulated=bool(simulated.intersection(model.replicas)),
+                routing=model.routing,
+                wake_seconds=model.wake_seconds or None,
+            )
+            for model in view.models
+        ]
+
+    # --- consequences ---
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Grant(ticket, outcome) | Deny(ticket, outcome):
+                    self._resolve(ticket, outcome)
+                case Answer(ticket):
+                    future = self._commands.get(ticket)
+                    if future is not None and not future.done():
+                        future.set_result(action)
+                case Note():
+                    self._on_note(action)
+                case _:
+                    self._perform(action)
+
+    def _resolve(self, ticket: int, outcome: Lease | Refuse) -> None:
+        future = self._waiting.pop(ticket, None)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+        elif isinstance(outcome, Lease):
+            # Its client was cancelled in this very moment and has not said so yet: the lease must not leak.
+            log.debug("lease %d was granted to a client that had left", outcome.id)
+            self._loop.call_soon(self.finish, outcome, Ending.CLIENT_GONE)
+
+    def _changed(self, *, timer: bool = True) -> None:
+        if timer:
+            self._rearm()
+        for on_change in self._listeners:
+            on_change()
+
+    def _rearm(self) -> None:
+        due = core.next_due(self._fleet)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due - self._epoch, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.dispatch(Tick())
