@@ -131,6 +131,15 @@ class VllmEngine:
         """Forget every cached prefix: after a level-2 wake the blocks hold nothing that belongs to them."""
         await self._command("reset the prefix cache", "/reset_prefix_cache", timeout)
 
+    async def read_json(self, path: str, timeout: float) -> object:
+        """The JSON value at another of the engine's GET routes; None when there is none in ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._request("GET", path)
+        except (TimeoutError, _NoAnswer):
+            return None
+        return answer.json() if answer.status == 200 else None
+
     async def close(self) -> None:
         """Close the connections; the engine may be used again afterwards."""
         if self._session is not None:
