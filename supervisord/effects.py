@@ -20,7 +20,7 @@ from supervisord.core.actions import (
 from supervisord.core.events import EngineAnswered, Event, LastLines, Persisted, Probed, UnitJobDone
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.record import Record
-from supervisord.core.spec import ReplicaSpec
+from supervisord.core.spec import ModelSpec, ReplicaSpec
 from supervisord.ports import Engine, EngineError, ServiceManager, UnitError
 from supervisord.statedir import StateError
 
@@ -39,7 +39,7 @@ class RecordStore(Protocol):
 class MemoryMeter(Protocol):
     """How much GPU memory a replica holds, where that can be known."""
 
-    async def gpu_bytes(self, spec: ReplicaSpec, simulated: bool) -> int | None: ...
+    async def gpu_bytes(self, spec: ReplicaSpec, engine: Engine, *, simulated: bool) -> int | None: ...
 
 
 class OwnerCheck(Protocol):
@@ -166,6 +166,9 @@ class Effects:
     # --- engines ---
 
     async def _call(self, action: CallEngine) -> None:
+        if action.replica not in self._engines:
+            self._report(EngineAnswered(action.replica, action.op, "the replica is no longer configured"))
+            return
         spec, engine = self._engines[action.replica]
         simulated = action.replica in self._simulated
         before = after = None
@@ -173,9 +176,9 @@ class Effects:
         try:
             match action.call:
                 case Call.SLEEP:
-                    before = await self._memory.gpu_bytes(spec, simulated)
+                    before = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
                     await engine.sleep(action.level, action.timeout)
-                    after = await self._memory.gpu_bytes(spec, simulated)
+                    after = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
                 case Call.WAKE_UP:
                     await engine.wake_up(action.tags, action.timeout)
                 case Call.RELOAD_WEIGHTS:
@@ -231,6 +234,6 @@ def _why(status: UnitStatus, result: str) -> str:
     return text
 
 
-def replicas_of(models: Iterable[Any]) -> dict[str, ReplicaSpec]:
-    """Every replica of ``models`` (``ModelSpec``) by name."""
+def replicas_of(models: Iterable[ModelSpec]) -> dict[str, ReplicaSpec]:
+    """Every replica of ``models`` by name."""
     return {replica.name: replica for model in models for replica in model.replicas}

@@ -1,0 +1,95 @@
+"""Log lines with fields, in the journal's own form where there is a journal, as plain text where there is none.
+
+The journal's native protocol is one datagram of ``KEY=value`` lines, a value with newlines being preceded by its
+length (systemd's "Native Journal Protocol"). So ``journalctl VLLMCTL_EVENT=failover`` finds every failover.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SOCKET = Path("/run/systemd/journal/socket")
+#: The name under which a log record carries its fields: ``log.info("...", extra={FIELDS: {...}})``.
+FIELDS = "journal_fields"
+_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+#: A longer datagram is refused by the kernel's default limits; a log line has no business being longer.
+_LONGEST = 128 * 1024
+
+
+def set_up_logging(level: int, env: Mapping[str, str], journal: Path = SOCKET) -> None:
+    """Send the root logger's records to the journal when our stderr is the journal, else to stderr."""
+    handler: logging.Handler
+    if _stderr_is_journal(env) and journal.is_socket():
+        handler = JournalHandler(journal)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(PlainFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _stderr_is_journal(env: Mapping[str, str]) -> bool:
+    """$JOURNAL_STREAM is the device and inode of the stream that systemd gave us; it may have been redirected since."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return env.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class PlainFormatter(logging.Formatter):
+    """``message key=value ...`` on one line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, object] = getattr(record, FIELDS, {})
+        text = super().format(record)
+        return " ".join([text, *(f"{key.lower()}={value}" for key, value in fields.items())])
+
+
+class JournalHandler(logging.Handler):
+    """Writes native journal entries; one that cannot be written goes to stderr as text."""
+
+    def __init__(self, path: Path = SOCKET) -> None:
+        super().__init__()
+        self._path = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        # A journal that is busy must not stall the relay: the line is dropped to stderr instead.
+        self._socket.setblocking(False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._socket.sendto(self._entry(record)[:_LONGEST], self._path)
+        except OSError:
+            print(f"<{_PRIORITY.get(record.levelno, 6)}>{self.format(record)}", file=sys.stderr)
+        except Exception:  # noqa: BLE001 - logging must not raise; logging's own way of saying so
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+    def _entry(self, record: logging.LogRecord) -> bytes:
+        fields: dict[str, object] = {
+            "MESSAGE": self.format(record),
+            "PRIORITY": _PRIORITY.get(record.levelno, 6),
+            "SYSLOG_IDENTIFIER": "vllm-supervisord",
+            "CODE_FUNC": f"{record.name}.{record.funcName}",
+        }
+        given: Mapping[str, object] = getattr(record, FIELDS, {})
+        fields.update({f"VLLMCTL_{key.upper()}": value for key, value in given.items()})
+        return b"".join(_field(key, str(value)) for key, value in fields.items())
+
+
+def _field(key: str, value: str) -> bytes:
+    data = value.encode("utf-8", "surrogateescape")
+    if b"\n" in data:
+        return key.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
+    return key.encode() + b"=" + data + b"\n"
