@@ -1,0 +1,270 @@
+"""Every table and key of the configuration, once: loader, JSON schema and docs/configuration.md come from here."""
+
+from __future__ import annotations
+
+from supervisord.config.kinds import (
+    CommandLine,
+    Duration,
+    EngineOption,
+    Environment,
+    Form,
+    Key,
+    ListOf,
+    Named,
+    Size,
+    Table,
+    Text,
+    Whole,
+)
+from supervisord.core.spec import ProxySpec, SupervisorSpec, WakeLimits
+
+_PROXY, _SUPERVISOR, _WAKE = ProxySpec(), SupervisorSpec(), WakeLimits()
+
+# A NUL cannot be in a program's arguments or environment.
+PLAIN = Form(r"[^\x00]*", "a text")
+NOT_EMPTY = Form(r"[^\x00]+", "a text that is not empty")
+MODEL_NAME = Form(
+    r"[A-Za-z0-9_][!-~]*",
+    "a model's name: letters, digits and punctuation without spaces, beginning with a letter or digit",
+)
+REPLICA_NAME = Form(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]*",
+    "a replica's name: letters, digits, '_', '.' and '-', beginning with a letter or digit",
+)
+UNIT = Form(
+    r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.@\\-]+)?\.service", "the name of a systemd service, e.g. chat-a.service"
+)
+ENDPOINT = Form(
+    r"(?:http://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}|unix:/[^\x00]+)",
+    "an endpoint: http://HOST:PORT or unix:/ABSOLUTE/PATH, without a path after the port",
+)
+LISTEN = Form(
+    r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}", "an address: HOST:PORT, e.g. 127.0.0.1:8000 or [::1]:8000"
+)
+VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+OPTION_NAME = Form(
+    r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*", "an option's name as vLLM spells it, without the leading dashes"
+)
+
+ENGINES = ("vllm", "simulator")
+ROUTINGS = ("adaptive", "roundrobin", "affinity")
+
+_BY_ENDPOINT = "is set by the launcher from the replica's endpoint"
+_BY_NAMES = "is set by the launcher from the model's name and aliases"
+_NO_TLS = "cannot be used: the supervisor talks plain HTTP to its engines, over loopback or a Unix socket"
+#: Options of the engine that are not the person's to set, in vLLM's spelling, and why.
+TAKEN_OPTIONS = {
+    "host": _BY_ENDPOINT,
+    "port": _BY_ENDPOINT,
+    "uds": _BY_ENDPOINT,
+    "served-model-name": _BY_NAMES,
+    "ssl-keyfile": _NO_TLS,
+    "ssl-certfile": _NO_TLS,
+    "headless": "cannot be used: an engine without an HTTP server can serve nobody",
+    "grpc": "cannot be used: the supervisor talks HTTP to its engines",
+}
+
+PROXY = Table(
+    doc="The public port.",
+    keys=(
+        Key(
+            "listen",
+            Text(LISTEN),
+            "Where clients connect. Ignored when systemd hands over a socket named `proxy` (then the socket unit "
+            "decides).",
+            _PROXY.listen,
+        ),
+        Key("max_body", Size(minimum=1), "Largest request body that is accepted; 413 beyond it.", _PROXY.max_body),
+        Key("keepalive", Duration(zero=True), "How long an idle client connection is kept.", _PROXY.keepalive),
+        Key(
+            "client_header_timeout",
+            Duration(),
+            "How long a client may take to send the head of a request.",
+            _PROXY.client_header_timeout,
+        ),
+        Key("connect_timeout", Duration(), "How long a connection to a replica may take.", _PROXY.connect_timeout),
+        Key(
+            "first_byte_timeout",
+            Duration(),
+            "How long a replica may take until its first byte. A long prefill is legitimate, so this is long, and "
+            "there is no limit on the whole answer.",
+            _PROXY.first_byte_timeout,
+        ),
+        Key(
+            "wait_comment_after",
+            Duration(never=True),
+            "A streaming request that waits for a wake gets an SSE comment after this much silence, and again after"
+            ' as much, so that nothing in between gives the connection up. `"infinity"`: never.',
+            _PROXY.wait_comment_after,
+        ),
+    ),
+)
+
+SUPERVISOR = Table(
+    doc="The daemon itself.",
+    keys=(
+        Key(
+            "probe_interval", Duration(), "Between two liveness probes of a ready replica.", _SUPERVISOR.probe_interval
+        ),
+        Key("probe_timeout", Duration(), "How long one probe may take.", _SUPERVISOR.probe_timeout),
+        Key(
+            "backoff_min",
+            Duration(),
+            "A failed start or wake is tried again after this, then after twice as long, and so on.",
+            _SUPERVISOR.backoff_min,
+        ),
+        Key("backoff_max", Duration(), "The longest such pause.", _SUPERVISOR.backoff_max),
+        Key(
+            "start_timeout",
+            Duration(),
+            "How long one start of an engine may take. The launcher extends systemd's own start timeout up to this,"
+            " as long as the engine makes progress.",
+            _SUPERVISOR.start_timeout,
+        ),
+        Key("wake_step_timeout", Duration(), "How long one step of a wake may take.", _SUPERVISOR.wake_step_timeout),
+        Key("sleep_timeout", Duration(), "How long falling asleep may take.", _SUPERVISOR.sleep_timeout),
+        Key("stop_timeout", Duration(), "How long one stop of a unit may take.", _SUPERVISOR.stop_timeout),
+        Key(
+            "drain_timeout",
+            Duration(zero=True),
+            "How long streams in flight may go on after the daemon is told to stop.",
+            _SUPERVISOR.drain_timeout,
+        ),
+    ),
+)
+
+IDLE = Table(
+    doc="What becomes of a replica that nobody asks. Each rung is optional; the times count from the end of the "
+    "last request, and every rung must come later than the one before.",
+    keys=(
+        Key(
+            "sleep1",
+            Duration(never=True),
+            "Sleep at level 1: weights go to host RAM, the KV cache is dropped. Fast to wake; costs host RAM as "
+            "large as the weights.",
+            shown="never",
+        ),
+        Key(
+            "sleep2",
+            Duration(never=True),
+            "Sleep at level 2: the weights are dropped too, and read again from disk on the wake.",
+            shown="never",
+        ),
+        Key(
+            "stop",
+            Duration(never=True),
+            "Stop the unit: the engine's process ends and gives everything back.",
+            shown="never",
+        ),
+    ),
+)
+
+WAKE = Table(
+    doc="What becomes of requests that come while the model is not awake.",
+    keys=(
+        Key(
+            "timeout",
+            Duration(zero=True),
+            "How long a request waits for a replica before it is refused with 503 and Retry-After. The wake itself "
+            "goes on.",
+            _WAKE.timeout,
+        ),
+        Key(
+            "max_waiting",
+            Whole(),
+            "How many requests of this model may wait at the same time; the next is refused with `queue_full`.",
+            _WAKE.max_waiting,
+        ),
+    ),
+)
+
+MEMORY = Table(
+    doc="What the replica needs, where you know it.",
+    keys=(
+        Key("gpu", Size(), "GPU memory while awake.", shown="unknown"),
+        Key("nap", Size(), "Host RAM while asleep at level 1.", shown="unknown"),
+    ),
+)
+
+REPLICA = Table(
+    doc="One engine under one systemd unit. Without `unit` it is a bundled replica: `vllm@R.service` runs what "
+    "`[models.NAME.serve]` says.",
+    keys=(
+        Key("unit", Text(UNIT), "Your own unit, e.g. a Quadlet's. Needs `endpoint`.", shown="`vllm@R.service`"),
+        Key(
+            "endpoint",
+            Text(ENDPOINT),
+            "Where the engine answers: `http://HOST:PORT` or `unix:/PATH`. A bundled replica may have a Unix socket"
+            " or a loopback address; by default it has a Unix socket that only you can reach.",
+            shown="`unix:$XDG_RUNTIME_DIR/vllm/R/engine.sock`",
+        ),
+        Key(
+            "gpus",
+            ListOf(Whole(maximum=1023), unique=True),
+            "The GPUs it occupies, numbered as `nvidia-smi` does. A bundled engine sees only these. Operations on "
+            "one GPU exclude each other.",
+            (),
+            shown="unknown; shared with nobody",
+        ),
+        Key("memory", MEMORY, MEMORY.doc),
+    ),
+)
+
+SERVE = Table(
+    doc="How a bundled replica starts its engine. Any key that is not in this table is an option of vLLM by its own"
+    " name: `max-model-len = 8192` (or `max_model_len`) becomes `--max-model-len 8192`, `enable-prefix-caching "
+    "= false` becomes `--no-enable-prefix-caching`, a list becomes several values, a table becomes JSON. An "
+    "explicit `0` or `false` is passed on; only what is not there is left to vLLM.",
+    keys=(
+        Key("model", Text(NOT_EMPTY), "A model id, or the path of a directory.", required=True),
+        Key("engine", Text(PLAIN, ENGINES), "`vllm`, or `simulator` (needs no GPU, and says so).", "vllm"),
+        Key(
+            "command",
+            CommandLine(),
+            "The command before the model: a list of words, or one text that is split as a shell does. For a vLLM "
+            'in its own virtual environment: `"/opt/vllm/bin/vllm serve"`.',
+            (),
+            shown="`vllm serve`",
+        ),
+        Key("args", ListOf(Text(PLAIN)), "Further arguments, passed on as they are after everything else.", ()),
+        Key("env", Environment(), "Environment variables of the engine.", {}),
+    ),
+    others=EngineOption(),
+    others_form=OPTION_NAME,
+    taken=tuple(
+        (spelling, why)
+        for name, why in TAKEN_OPTIONS.items()
+        for spelling in dict.fromkeys((name, name.replace("-", "_")))
+    ),
+)
+
+MODEL = Table(
+    doc="One name that clients ask for, served by interchangeable replicas.",
+    keys=(
+        Key("aliases", ListOf(Text(MODEL_NAME), unique=True), "Other names that clients may ask for.", ()),
+        Key(
+            "routing",
+            Text(PLAIN, ROUTINGS),
+            "How requests are spread: `adaptive` (a conversation goes on where its prefix is cached, anything else "
+            "spreads), `roundrobin`, or `affinity` (everything of one prefix to one replica).",
+            "adaptive",
+        ),
+        Key("idle", IDLE, IDLE.doc),
+        Key("wake", WAKE, WAKE.doc),
+        Key("serve", SERVE, SERVE.doc),
+        Key(
+            "replicas",
+            Named("R", REPLICA_NAME, REPLICA),
+            REPLICA.doc,
+            shown="one bundled replica of the model's name, if there is a `serve` table",
+        ),
+    ),
+)
+
+ROOT = Table(
+    keys=(
+        Key("proxy", PROXY, PROXY.doc),
+        Key("supervisor", SUPERVISOR, SUPERVISOR.doc),
+        Key("models", Named("NAME", MODEL_NAME, MODEL), MODEL.doc),
+    ),
+)
