@@ -1,0 +1,209 @@
+"""/v1/models, /v1/chat/completions, /v1/completions, /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiohttp import web
+
+from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, event, now, required
+from supervisord.simulator.generation import Generation, Output, Work
+from supervisord.simulator.tokens import content_text, count, decode, encode, ids_to_bytes, render_chat
+
+
+def routes(api: Api) -> list[web.RouteDef]:
+    handlers = OpenAi(api)
+    return [
+        web.get("/v1/models", handlers.models),
+        web.post("/v1/chat/completions", handlers.chat),
+        web.post("/v1/completions", handlers.completions),
+        web.post("/tokenize", handlers.tokenize),
+        web.post("/detokenize", handlers.detokenize),
+    ]
+
+
+def messages_of(body: Body) -> list[dict[str, Any]]:
+    messages = required(body, "messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ApiError(400, "Bad Request", "Input should be a valid list of messages", "messages", in_validation=True)
+    return messages
+
+
+def stop_words(body: Body) -> tuple[str, ...]:
+    stop = body.get("stop") or ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+class OpenAi:
+    """The OpenAI dialect."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._created = now()
+
+    async def models(self, _request: web.Request) -> web.Response:
+        options = self._api.options
+        cards: list[Body] = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created,
+                "owned_by": "vllm (simulated)",
+                "root": options.model,
+                "parent": None,
+                "max_model_len": options.max_model_len,
+                "permission": [],
+                "simulated": True,
+            }
+            for name in options.served_names
+        ]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await self._api.json_body(request)
+        messages = messages_of(body)
+        model = self._api.model_of(body)
+        if not messages:
+            raise bad_request("messages must not be empty", "messages")
+        prompt = render_chat(messages, body.get("tools"))
+        work = self._work(body, prompt, content_text(messages[-1].get("content")))
+        request_id = self._api.request_id(request, "chatcmpl")
+        async with self._api.generating(request_id, work) as generation:
+            frames = ChatFrames(self._api, body, generation, model)
+            if body.get("stream"):
+                return await self._api.stream(request, generation, frames)
+            reason = await self._api.collect(generation)
+            message: Body = {"role": "assistant", "content": generation.text, "refusal": None, "tool_calls": []}
+            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+            return web.json_response(frames.envelope("chat.completion", [choice], usage=True))
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await self._api.json_body(request)
+        raw = required(body, "prompt")
+        model = self._api.model_of(body)
+        if isinstance(raw, list) and len(raw) == 1 and not isinstance(raw[0], int):
+            raw = raw[0]
+        if isinstance(raw, str):
+            prompt = raw.encode()
+        elif isinstance(raw, list) and raw and all(isinstance(token, int) for token in raw):
+            prompt = ids_to_bytes(raw)
+        else:
+            raise bad_request("the simulator takes one prompt per request: a string or a list of token ids", "prompt")
+        body.setdefault("max_tokens", 16)  # the dialect's own default
+        work = self._work(body, prompt, prompt.decode(errors="replace"))
+        request_id = self._api.request_id(request, "cmpl")
+        async with self._api.generating(request_id, work) as generation:
+            frames = CompletionFrames(self._api, body, generation, model)
+            if body.get("stream"):
+                return await self._api.stream(request, generation, frames)
+            reason = await self._api.collect(generation)
+            choice = {
+                "index": 0,
+                "text": generation.text,
+                "logprobs": None,
+                "finish_reason": reason,
+                "stop_reason": None,
+            }
+            return web.json_response(frames.envelope("text_completion", [choice], usage=True))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await self._api.json_body(request)
+        self._api.model_of(body)
+        prompt = render_chat(messages_of(body)) if "messages" in body else str(required(body, "prompt")).encode()
+        tokens = encode(prompt.decode(errors="replace"))
+        most = self._api.options.max_model_len
+        return web.json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": None})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await self._api.json_body(request)
+        self._api.model_of(body)
+        return web.json_response({"prompt": decode(required(body, "tokens"))})
+
+    def _work(self, body: Body, prompt: bytes, last_text: str) -> Work:
+        if body.get("n") not in (None, 1):
+            raise bad_request("the simulator makes one answer per request: n must be 1", "n")
+        param = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+        return Work(
+            prompt=prompt,
+            limit=self._api.limit(prompt, body.get(param), param),
+            last_text=last_text,
+            ignore_eos=bool(body.get("ignore_eos")),
+            min_tokens=int(body.get("min_tokens") or 0),
+            stop=stop_words(body),
+            salt=str(body.get("cache_salt") or ""),
+        )
+
+
+class OpenAiFrames:
+    """What the chunks of the OpenAI dialect have in common."""
+
+    object = ""
+
+    def __init__(self, api: Api, body: Body, generation: Generation, model: str) -> None:
+        self._api, self._generation, self._model = api, generation, model
+        options = body.get("stream_options") or {}
+        self._usage = bool(options.get("include_usage"))
+        self._running_usage = self._usage and bool(options.get("continuous_usage_stats"))
+        self._created = now()
+
+    def envelope(self, kind: str, choices: list[Body], usage: bool) -> Body:
+        body: Body = {
+            "id": self._generation.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._api.options.name,
+            "choices": choices,
+        }
+        if usage:
+            body["usage"] = self._api.usage(self._generation)
+        return body
+
+    def chunk(self, choice: Body) -> str:
+        return event(self.envelope(self.object, [choice], self._running_usage))
+
+    def close(self) -> Iterable[str]:
+        if self._usage:
+            yield event(self.envelope(self.object, [], usage=True))
+        yield DONE
+
+    def failed(self, message: str) -> Iterable[str]:
+        """The engine died in mid-stream: vLLM says so and then, misleadingly, [DONE]."""
+        yield event(ApiError(500, "InternalServerError", message).body())
+        yield DONE
+
+
+class ChatFrames(OpenAiFrames):
+    object = "chat.completion.chunk"
+
+    def open(self) -> Iterable[str]:
+        delta = {"role": "assistant", "content": ""}
+        yield self.chunk({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def piece(self, output: Output) -> Iterable[str]:
+        choice: Body = {
+            "index": 0,
+            "delta": {"content": output.text},
+            "logprobs": None,
+            "finish_reason": output.finish,
+        }
+        if output.finish is not None:
+            choice["stop_reason"] = None
+        yield self.chunk(choice)
+
+
+class CompletionFrames(OpenAiFrames):
+    object = "text_completion"
+
+    def open(self) -> Iterable[str]:
+        return ()
+
+    def piece(self, output: Output) -> Iterable[str]:
+        yield self.chunk(
+            {"index": 0, "text": output.text, "logprobs": None, "finish_reason": output.finish, "stop_reason": None}
+        )
+
+
+def token_count(text: str) -> int:
+    return count(text.encode())
