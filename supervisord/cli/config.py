@@ -1,0 +1,71 @@
+"""``vllmctl config check``, ``show``, ``schema`` and ``path``: the configuration on disk; no daemon is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisord.cli.exits import Exit
+from supervisord.cli.session import Session
+from supervisord.cli.words import count
+from supervisord.config import ConfigError, default_files, files_beside, load, runtime_directory
+from supervisord.core.spec import Config
+
+
+def config_files(session: Session) -> list[Path]:
+    """The main file (there or not) and the drop-ins, in the order in which they are merged."""
+    named: str | None = session.args.config
+    if named is not None:
+        return files_beside(Path(named).absolute())
+    return default_files(session.env, system=session.system)
+
+
+def load_config(session: Session) -> Config | ConfigError:
+    """The configuration, or everything that is wrong with it."""
+    try:
+        return load(
+            config_files(session),
+            runtime_dir=runtime_directory(session.env, system=session.system),
+            env=session.env,
+            system=session.system,
+        )
+    except ConfigError as error:
+        return error
+
+
+def run_check(session: Session) -> Exit:
+    """Say whether the configuration is valid, and everything that is wrong with it."""
+    console, loaded = session.console, load_config(session)
+    problems = loaded.problems if isinstance(loaded, ConfigError) else []
+    if console.json:
+        files = list(loaded.files) if isinstance(loaded, Config) else [str(file) for file in config_files(session)]
+        console.data(
+            {
+                "valid": not problems,
+                "files": files,
+                "problems": [
+                    {"file": each.file, "table": each.table, "key": each.key, "reason": each.reason}
+                    for each in problems
+                ],
+            }
+        )
+    elif isinstance(loaded, ConfigError):
+        console.complain(str(loaded))
+    elif not console.quiet:
+        models = count(len(loaded.models), "model")
+        replicas = count(sum(len(model.replicas) for model in loaded.models), "replica")
+        console.say(f"The configuration is valid: {models}, {replicas}, from {', '.join(loaded.files)}.")
+    return Exit.CONFIG_INVALID if problems else Exit.DONE
+
+
+def run_path(session: Session) -> Exit:
+    """Say which files are read, in the order in which they are merged."""
+    main, *drop_ins = config_files(session)
+    if session.console.json:
+        session.console.data(
+            {"main": str(main), "exists": main.exists(), "drop_ins": [str(drop_in) for drop_in in drop_ins]}
+        )
+        return Exit.DONE
+    session.console.say(str(main) if main.exists() else f"{main} (does not exist)")
+    for drop_in in drop_ins:
+        session.console.say(str(drop_in))
+    return Exit.DONE
