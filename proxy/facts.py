@@ -1,0 +1,158 @@
+"""What routing may know of a request: its shape, and keys that are equal when the engine's prefix cache can be.
+
+A key is a rolling hash over the messages, seeded by everything before them in the rendered prompt (tools, template
+arguments, cache salt). ``keys[i]`` covers the messages up to and with the i-th; the last one is the whole request.
+The model is not in the seed: each model has a policy of its own, and an alias asks for the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from proxy.routes import Prompt
+
+#: Top-level members of a body that are rendered before or around the messages, or that part the engine's cache.
+_SEED_MEMBERS = (
+    "tools",
+    "functions",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "cache_salt",
+)
+
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One request as a routing policy sees it."""
+
+    #: The model as the client wrote it; None if it named none.
+    model: str | None = None
+    stream: bool = False
+    #: One key per message (see above); empty where a route has no prompt of messages.
+    keys: tuple[bytes, ...] = ()
+    #: How many messages at the start carry only instructions (system, developer).
+    instructions: int = 0
+
+    @property
+    def turns(self) -> int:
+        """The number of messages."""
+        return len(self.keys)
+
+    @property
+    def whole(self) -> bytes | None:
+        """The key of the whole request."""
+        return self.keys[-1] if self.keys else None
+
+    @property
+    def opening(self) -> bytes | None:
+        """The key of what stays the same through a conversation: the instructions and the first message after them."""
+        return self.keys[min(self.instructions, len(self.keys) - 1)] if self.keys else None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One JSON value of a body: where it stands in ``text``, and what it means."""
+
+    text: str
+    start: int
+    end: int
+    value: object
+    #: The elements, where ``value`` is an array whose elements were asked for.
+    elements: tuple[Value, ...] = ()
+
+    @property
+    def raw(self) -> str:
+        """The value as it was written."""
+        return self.text[self.start : self.end]
+
+    def mentions(self, text: str) -> bool:
+        """Whether ``text`` occurs in the value as it was written."""
+        return self.text.find(text, self.start, self.end) >= 0
+
+
+def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
+    """The facts of a JSON body, given its top-level members; raises ``ValueError`` where ``model`` is no string."""
+    model = members["model"].value if "model" in members else None
+    if model is not None and not isinstance(model, str):
+        raise ValueError("model must be a string")
+    stream = "stream" in members and members["stream"].value is True
+    messages = _messages(members, prompt)
+    # Clients move their cache_control marks to the newest message on every turn: what they mark is the same text.
+    marked = any(message.mentions('"cache_control"') for message in messages)
+    canonical = marked or prompt is Prompt.MESSAGES
+    instructions = 0
+    for message in messages:
+        if not _is_instruction(message):
+            break
+        instructions += 1
+    if prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and ("system" in members or "instructions" in members):
+        instructions = max(instructions, 1)
+    seed = [f"{name}\0{members[name].raw}" for name in _SEED_MEMBERS if name in members]
+    texts = (_canonical(message.value) if canonical else message.raw for message in messages)
+    return Facts(model or None, stream, rolling_keys(seed, texts), instructions)
+
+
+def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[bytes, ...]:
+    """One key per text, each covering the seed and all texts up to it."""
+    state = blake2b(digest_size=_KEY_BYTES)
+    for text in seed:
+        _feed(state, text)
+    _feed(state, "")  # the seed ends here
+    keys = []
+    for text in texts:
+        _feed(state, text)
+        keys.append(state.digest())
+    return tuple(keys)
+
+
+def _feed(state: blake2b, text: str) -> None:
+    data = text.encode("utf-8", "surrogatepass")
+    state.update(len(data).to_bytes(8, "little"))
+    state.update(data)
+
+
+def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
+    """The parts of a prompt in the order in which the engine renders them."""
+    match prompt:
+        case Prompt.CHAT:
+            return _elements(members.get("messages"))
+        case Prompt.MESSAGES:
+            return [*_elements(members.get("system"), whole=True), *_elements(members.get("messages"))]
+        case Prompt.RESPONSES:
+            return [*_elements(members.get("instructions"), whole=True), *_elements(members.get("input"))]
+        case Prompt.COMPLETION:
+            return _elements(members.get("prompt"), whole=True)
+        case Prompt.NONE:
+            return []
+
+
+def _elements(value: Value | None, *, whole: bool = False) -> list[Value]:
+    if value is None or value.value is None:
+        return []
+    return [value] if whole or not isinstance(value.value, list) else list(value.elements)
+
+
+def _is_instruction(message: Value) -> bool:
+    return isinstance(message.value, dict) and message.value.get("role") in ("system", "developer")
+
+
+def _canonical(value: object) -> str:
+    """A message without its cache marks; a text is the same as one block of text, which is how it is when marked."""
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        value = {**value, "content": [{"type": "text", "text": value["content"]}]}
+    return json.dumps(_unmarked(value), sort_keys=True, separators=(",", ":"))
+
+
+def _unmarked(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _unmarked(item) for key, item in value.items() if key != "cache_control"}
+    if isinstance(value, list):
+        return [_unmarked(item) for item in value]
+    return value

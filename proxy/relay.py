@@ -1,0 +1,128 @@
+"""From an admitted request to an answered one: bytes up, bytes down, another replica only before the first byte.
+
+Every lease is returned in one place, the ``finally`` of ``_attempt``, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from proxy.errors import ProxyError, engine_error_event, refused
+from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
+from proxy.headers import end_to_end, first
+from proxy.reply import Reply
+from proxy.routing import Policy
+from proxy.waiting import wait_for_replica
+from supervisord.control import Failover
+from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Refuse, Wait
+
+log = logging.getLogger("proxy.relay")
+
+#: The most of an engine's error answer that is turned into an SSE event, bytes.
+_MAX_ERROR_BODY = 64 * 1024
+
+
+class Relay:
+    """Carries exchanges between clients and engines. ``clock`` is monotonic, seconds."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        upstream: Upstream,
+        on_failover: Callable[[Failover], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._admission = admission
+        self._upstream = upstream
+        self._on_failover = on_failover
+        self._clock = clock
+
+    async def run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
+        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
+        choose = partial(policy.choose, exchange.facts)
+        tried: dict[str, str] = {}
+        source = ""  # a replica that failed, until its failover is reported
+        while True:
+            decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried))
+            if isinstance(decision, Wait):
+                if source:
+                    self._report(exchange, source, "", tried[source])
+                    source = ""
+                silence = comment_after if exchange.facts.stream else None
+                decision = await wait_for_replica(self._admission, decision, reply, silence)
+            if source:
+                self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
+            if isinstance(decision, Refuse):
+                if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
+                    raise _all_failed(tried)
+                raise refused(decision)
+            if decision.replica in tried:
+                self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
+                raise _all_failed(tried)
+            failure = await self._attempt(decision, exchange, reply)
+            if failure is None:
+                return
+            source = decision.replica
+            tried[source] = failure
+            policy.forget(exchange.facts, source)
+
+    async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply) -> str | None:
+        """Use up one lease; returns why another replica should have the request, None when it was answered."""
+        outcome = exchange.outcome
+        outcome.model, outcome.replica, outcome.reason = lease.model, lease.replica, lease.reason
+        ending, detail = Ending.CLIENT_GONE, ""
+        try:
+            answer = await self._upstream.send(lease, exchange)
+            try:
+                outcome.first_byte = self._clock()
+                await self._pass_on(answer, lease, reply)
+                ending = Ending.COMPLETED
+            finally:
+                answer.close()
+        except ConnectFailed as failure:
+            ending, detail = Ending.CONNECT_FAILED, str(failure)
+            return detail
+        except NoFirstByte as failure:
+            ending, detail = Ending.CONNECT_FAILED, str(failure)
+            raise ProxyError(504, "upstream_timeout", f"replica {lease.replica}: {failure}") from None
+        except UpstreamBroken as failure:
+            ending, detail = Ending.STREAM_BROKEN, str(failure)
+            raise ProxyError(502, "upstream_failed", f"replica {lease.replica}: {failure}") from None
+        except LocalFault as failure:
+            detail = str(failure)
+            raise ProxyError(503, "out_of_resources", str(failure), retry_after=1.0) from None
+        finally:
+            self._admission.finish(lease, ending, detail)
+        await reply.end()
+        return None
+
+    async def _pass_on(self, answer: Answer, lease: Lease, reply: Reply) -> None:
+        """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other."""
+        if not reply.started:
+            ours = [("x-vllmctl-replica", lease.replica), ("x-vllmctl-route", lease.reason)]
+            await reply.start(answer.status, answer.reason, [*end_to_end(answer.headers), *ours])
+        elif answer.status != 200 or not first(answer.headers, "content-type").startswith("text/event-stream"):
+            # The client was told 200 while it waited: all that is left to give it is an event.
+            await reply.break_off(engine_error_event(answer.status, await _error_body(answer), reply.dialect))
+            return
+        while data := await answer.read():
+            await reply.write(data)
+
+    def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
+        model = exchange.outcome.model
+        log.warning("failover: model %s, %s -> %s: %s [%s]", model, source, target or "nobody", reason, exchange.id)
+        self._on_failover(Failover(model, source, target, reason))
+
+
+async def _error_body(answer: Answer) -> bytes:
+    body = b""
+    while len(body) < _MAX_ERROR_BODY and (data := await answer.read()):
+        body += data
+    return body
+
+
+def _all_failed(tried: dict[str, str]) -> ProxyError:
+    failures = "; ".join(f"{replica}: {reason}" for replica, reason in tried.items())
+    return ProxyError(502, "upstream_failed", f"every live replica failed before it answered ({failures})")

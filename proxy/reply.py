@@ -1,0 +1,82 @@
+"""The answer to one client: what it was told so far decides how it can still be told of a failure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from proxy.errors import Dialect, ProxyError, error_body, error_event, error_headers
+from proxy.exchange import Client, Outcome
+from proxy.headers import Headers, first
+
+_COMMENT = b": waiting for the model\n\n"
+
+
+class Reply:
+    """Wraps a ``Client`` for one exchange; every coroutine raises ``ClientGone`` where it does."""
+
+    def __init__(self, client: Client, outcome: Outcome, request_id: str) -> None:
+        self._client = client
+        self._outcome = outcome
+        self._request_id = request_id
+        self._events = False
+        self._tail = b""
+        #: The shape of errors; the route's, once it is known.
+        self.dialect = Dialect.OPENAI
+
+    @property
+    def started(self) -> bool:
+        """Whether a status was sent."""
+        return self._client.started
+
+    async def start(self, status: int, reason: str, headers: Headers) -> None:
+        """Send the head of the response, with the request's id."""
+        plain = not first(headers, "content-encoding") and not first(headers, "content-length")
+        self._events = plain and first(headers, "content-type").startswith("text/event-stream")
+        if not first(headers, "x-request-id"):
+            headers = [*headers, ("X-Request-Id", self._request_id)]
+        self._outcome.status = status
+        await self._client.start(status, reason, headers)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of the body as they are."""
+        self._tail = (self._tail + data)[-4:]
+        self._outcome.bytes_sent += len(data)
+        await self._client.write(data)
+
+    async def comment(self) -> None:
+        """Tell a stream's client that something is coming; the first time, that commits the answer to status 200."""
+        if not self.started:
+            await self.start(200, "OK", [("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache")])
+        await self.write(_COMMENT)
+
+    async def end(self) -> None:
+        """The answer is whole."""
+        await self._client.end()
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer of our own."""
+        await self.start(status, HTTPStatus(status).phrase, [*headers, ("Content-Length", str(len(body)))])
+        await self.write(body)
+        await self.end()
+
+    async def fail(self, error: ProxyError, *, close: bool = False) -> None:
+        """Answer with an error; if an answer has begun, end it as ``break_off`` does. ``close``: the connection too."""
+        self._outcome.code = str(error.code)
+        self._outcome.details.append(error.message)
+        if self.started:
+            await self.break_off(error_event(error, self.dialect))
+            return
+        if close:
+            self._client.close_after()
+        await self.answer(error.status, error_headers(error), error_body(error, self.dialect))
+
+    async def break_off(self, event: bytes) -> None:
+        """End an answer that is not whole: a stream with an error event and no ``[DONE]``, anything else by a cut."""
+        if not self._events:
+            self._client.cut()
+            return
+        self._client.close_after()
+        if self._tail and not self._tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+            await self.write(b"\n\n")  # the engine died within an event
+        await self.write(event)
+        await self.end()

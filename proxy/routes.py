@@ -1,0 +1,115 @@
+"""The allow-list: the only paths that leave this process, matched byte by byte on the raw request target.
+
+Nothing is decoded, normalised or case-folded before the look-up, so no spelling of a dev endpoint can pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from urllib.parse import unquote
+
+from proxy.errors import Dialect, ProxyError
+
+
+class Handler(StrEnum):
+    """Who answers a route."""
+
+    ENGINE_JSON = "engine_json"  # forwarded; the model is in a JSON body
+    ENGINE_FORM = "engine_form"  # forwarded; the model is a field of a multipart form
+    HEALTH = "health"
+    MODELS = "models"
+    MODEL = "model"
+    NOT_RELAYED = "not_relayed"
+
+
+class Prompt(StrEnum):
+    """Where a JSON body has what the engine's prefix cache sees."""
+
+    CHAT = "chat"  # messages
+    COMPLETION = "completion"  # prompt
+    RESPONSES = "responses"  # instructions, input
+    MESSAGES = "messages"  # system, messages
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the allow-list."""
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    dialect: Dialect = Dialect.OPENAI
+    prompt: Prompt = Prompt.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request target that is on the list. ``argument`` is the model id of /v1/models/{id}."""
+
+    route: Route
+    argument: str = ""
+
+
+def _engine(path: str, prompt: Prompt = Prompt.NONE, dialect: Dialect = Dialect.OPENAI) -> Route:
+    return Route(path, ("POST",), Handler.ENGINE_JSON, dialect, prompt)
+
+
+_MODEL = Route("/v1/models/{id}", ("GET", "HEAD"), Handler.MODEL)
+_RESPONSE = Route("/v1/responses/{id}", ("GET", "POST", "DELETE"), Handler.NOT_RELAYED)
+_RESPONSE_PATH = re.compile(r"/v1/responses/[A-Za-z0-9_-]+(/cancel|/input_items)?")
+
+ROUTES: tuple[Route, ...] = (
+    _engine("/v1/chat/completions", Prompt.CHAT),
+    _engine("/v1/completions", Prompt.COMPLETION),
+    _engine("/v1/responses", Prompt.RESPONSES, Dialect.RESPONSES),
+    _engine("/v1/messages", Prompt.MESSAGES, Dialect.ANTHROPIC),
+    _engine("/v1/messages/count_tokens", dialect=Dialect.ANTHROPIC),
+    _engine("/v1/embeddings"),
+    _engine("/pooling"),
+    _engine("/classify"),
+    _engine("/score"),
+    _engine("/v1/score"),
+    _engine("/rerank"),
+    _engine("/v1/rerank"),
+    _engine("/v2/rerank"),
+    _engine("/v2/embed"),
+    _engine("/tokenize"),
+    _engine("/detokenize"),
+    Route("/v1/audio/transcriptions", ("POST",), Handler.ENGINE_FORM),
+    Route("/v1/audio/translations", ("POST",), Handler.ENGINE_FORM),
+    Route("/health", ("GET", "HEAD"), Handler.HEALTH),
+    Route("/v1/models", ("GET", "HEAD"), Handler.MODELS),
+    _MODEL,
+    Route("/v1/realtime", ("GET",), Handler.NOT_RELAYED),
+    _RESPONSE,
+)
+
+_EXACT: Mapping[str, Route] = MappingProxyType({row.path: row for row in ROUTES if "{" not in row.path})
+
+
+def match(method: str, target: str) -> Match:
+    """Find the route of a raw request target (path and query as they came); raises ``ProxyError`` 404 or 405."""
+    path = target.partition("?")[0]
+    found = Match(_EXACT[path]) if path in _EXACT else _with_argument(path)
+    # A fragment or a non-ASCII byte does not belong in a request target, and would not be forwarded as it came.
+    if found is None or "#" in target or not target.isascii():
+        raise ProxyError(404, "unknown_url", f"Unknown request URL: {method} {path[:200]}")
+    if method not in found.route.methods:
+        allow = ", ".join(found.route.methods)
+        message = f"{method} is not allowed on {found.route.path}, only {allow}"
+        raise ProxyError(405, "method_not_allowed", message, headers=(("Allow", allow),))
+    return found
+
+
+def _with_argument(path: str) -> Match | None:
+    if _RESPONSE_PATH.fullmatch(path):
+        return Match(_RESPONSE)
+    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
+        # Never forwarded, so decoding is safe: the id is only compared with the configured names.
+        return Match(_MODEL, unquote(path[len("/v1/models/") :]))
+    return None

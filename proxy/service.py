@@ -1,0 +1,84 @@
+"""What each route of the allow-list does: answered here from what is known, or read and given to the relay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from proxy.connection import receive_body
+from proxy.errors import ProxyError, bad_request
+from proxy.exchange import Exchange, Outcome
+from proxy.headers import to_engine
+from proxy.models import model_entry, model_list, only_model
+from proxy.relay import Relay
+from proxy.reply import Reply
+from proxy.request import read_body
+from proxy.routes import Handler, Match, Route
+from proxy.routing import PolicyBook
+from supervisord.core.admission import Admission
+from supervisord.core.spec import ProxySpec
+
+#: Bytes of an upload that stay in memory; a larger one goes to a temporary file.
+SPOOL_AFTER = 1024 * 1024
+
+_NO_CONTENT = [("Content-Type", "text/plain")]
+_JSON = [("Content-Type", "application/json")]
+
+
+class Service:
+    """Answers matched requests. ``spec`` may be replaced between two of them."""
+
+    def __init__(self, admission: Admission, spec: ProxySpec, policies: PolicyBook, relay: Relay) -> None:
+        self.spec = spec
+        self._admission = admission
+        self._policies = policies
+        self._relay = relay
+
+    async def answer(
+        self, request: web.BaseRequest, match: Match, reply: Reply, outcome: Outcome, request_id: str
+    ) -> None:
+        """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
+        match match.route.handler:
+            case Handler.HEALTH:
+                await reply.answer(200, _NO_CONTENT, b"")
+            case Handler.MODELS:
+                await reply.answer(200, _JSON, json.dumps(model_list(self._admission.listing())).encode())
+            case Handler.MODEL:
+                entry = model_entry(self._admission.listing(), match.argument)
+                await reply.answer(200, _JSON, json.dumps(entry).encode())
+            case Handler.NOT_RELAYED:
+                raise ProxyError(501, "not_relayed", f"{match.route.path} is not relayed yet")
+            case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
+                await self._forward(request, match.route, reply, outcome, request_id)
+
+    async def _forward(
+        self, request: web.BaseRequest, route: Route, reply: Reply, outcome: Outcome, request_id: str
+    ) -> None:
+        spool_after = SPOOL_AFTER if route.handler is Handler.ENGINE_FORM else None
+        body, decoded = await receive_body(request, self.spec, spool_after)
+        try:
+            content_type = request.headers.get("Content-Type", "")
+            if body.spooled:  # looking through a file takes its time
+                read = await asyncio.to_thread(read_body, route, content_type, body)
+            else:
+                read = read_body(route, content_type, body)
+            model = read.facts.model or only_model(self._admission.listing())
+            if model is None:
+                raise bad_request("the request names no model, and there are several", param="model")
+            outcome.model = model
+            exchange = Exchange(
+                id=request_id,
+                route=route,
+                target=request.raw_path,
+                headers=to_engine(request.headers.items(), request_id, decoded=decoded),
+                body=body,
+                facts=read.facts,
+                model=model,
+                model_name=read.model_name,
+                outcome=outcome,
+            )
+            await self._relay.run(exchange, reply, self._policies.policy(model), self.spec.wait_comment_after)
+        finally:
+            body.close()
