@@ -15,8 +15,8 @@ class NoSessionBus(Exception):
 def session_bus_address(env: Mapping[str, str]) -> str:
     """The address of the session bus for this environment; raises ``NoSessionBus`` when there is none.
 
-    ``DBUS_SESSION_BUS_ADDRESS`` if it is set. Otherwise the socket at ``$XDG_RUNTIME_DIR/bus``, or at ``/run/user/UID/bus``
-    (where logind puts the runtime directory) when that variable is missing too, as in cron jobs.
+    ``DBUS_SESSION_BUS_ADDRESS`` if it is set. Otherwise the socket at ``$XDG_RUNTIME_DIR/bus``, or, when that variable
+    is missing too, as in cron jobs, the one at ``/run/user/UID/bus``, where logind puts the runtime directory.
     """
     address = env.get("DBUS_SESSION_BUS_ADDRESS", "")
     if address:
