@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from supervisord.bus.calls import Calls, variant, variants
 from supervisord.bus.connection import Call, Connection, clean_text
@@ -178,17 +179,11 @@ class BusService:
     async def _answer(self, connection: Connection, call: Call) -> None:
         """Whatever becomes of the work, its caller gets one answer. A caller that left does not end the work."""
         try:
-            self._feed.flush()
-            interface, handler = self._methods.resolve(call)
-            body = await handler(call)
-            if interface.name not in STANDARD:
-                self._feed.mark()  # a reload may change the Manager's facts where the fleet does not
-                self._feed.flush()
-            connection.reply(call, interface.methods[call.member].gives, body)
+            signature, body = await self._do(call)
+            connection.reply(call, signature, body)
         except CallFailed as error:
             connection.reply_error(call, error.error, error.text)
         except ControlError as error:
-            self._feed.flush()
             connection.reply_error(call, error_name(error.code), str(error))
         except asyncio.CancelledError:
             self._refuse(connection, call)
@@ -197,6 +192,17 @@ class BusService:
             log.exception("D-Bus call %s of %s failed by a defect of ours", call.member, call.path)
             text = f"cannot finish {call.member}: {type(error).__name__} inside vllm-supervisord, see its log"
             connection.reply_error(call, error_name(ErrorCode.INTERNAL), text)
+
+    async def _do(self, call: Call) -> tuple[str, list[Any]]:
+        """Do what ``call`` asks; returns the answer's signature and body."""
+        self._feed.flush()
+        interface, handler = self._methods.resolve(call)
+        try:
+            return interface.methods[call.member].gives, await handler(call)
+        finally:
+            if interface.name not in STANDARD:
+                self._feed.mark()  # a reload may change the Manager's facts where the fleet does not
+                self._feed.flush()
 
     def _refuse(self, connection: Connection, call: Call) -> None:
         text = f"cannot finish {call.member}: vllm-supervisord is shutting down"
