@@ -131,6 +131,7 @@ class Engine:
         self._generations[seq] = generation
         self.scheduler.add(seq)
         self._work.set()
+        self._changed.set()
         return generation
 
     def leave(self, generation: Generation) -> None:
@@ -160,7 +161,7 @@ class Engine:
 
     async def empty(self) -> None:
         """Wait until no request is left, running or waiting."""
-        await self._until(lambda: not self._generations)
+        await self.until(lambda: not self._generations)
 
     # --- control calls --------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Engine:
                 return
             self._pause(mode)
         if mode == "wait":
-            await self._until(lambda: not self.scheduler.running)
+            await self.until(lambda: not self.scheduler.running)
         async with self._turn("asleep"):
             falls = level > 0 and not self.state.asleep
             if falls:
@@ -250,7 +251,7 @@ class Engine:
             async with self._turn(call=f"pause?mode={mode}"):
                 self._pause(mode)
             if mode == "wait":
-                await self._until(lambda: not self.scheduler.running)
+                await self.until(lambda: not self.scheduler.running)
             async with self._turn():
                 self.state = self.state.paused(Pause.ALL)
                 if clear_cache and mode != "keep":
@@ -366,7 +367,8 @@ class Engine:
             self.metrics.kv_usage = self.scheduler.kv_usage
         self._changed.set()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the queues or counters satisfy ``condition``; looked at after every change of theirs."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -378,6 +380,7 @@ class Engine:
             await self._alive.wait()
             if call:
                 self.counters.calls.append(call)
+                self._changed.set()
             if moment:
                 self.strike_at(moment)
             await self._alive.wait()

@@ -171,7 +171,12 @@ class Simulator:
         if self._server is None and self._stopping is None and not self.ended.done():
             if self.options.uds is not None:
                 Path(self.options.uds).unlink(missing_ok=True)
-            self.bind()
+            try:
+                self.bind()
+            except OSError as error:
+                self._log.error("api_server.py", f"cannot listen again: {error}")
+                self._end(1)
+                return
             self._reopening = asyncio.get_running_loop().create_task(self._open())
 
     # --- end ------------------------------------------------------------------------------------------------------
@@ -209,24 +214,24 @@ class Simulator:
     def _crash(self) -> None:
         if self._own_process:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._shut()
-        for connection in self._runner.server.connections if self._runner.server else []:
-            if connection.transport is not None:
-                connection.transport.abort()
         self._end(-signal.SIGKILL)
 
     def _end(self, code: int) -> None:
         if not self.ended.done():
             self.ended.set_result(code)
             self._shut()
+            for connection in self._runner.server.connections if self._runner.server else []:
+                if connection.transport is not None:
+                    connection.transport.close()
 
     async def close(self) -> None:
         """Give everything back. Like the real engine it leaves its Unix socket's file behind."""
         for timer in self._timers:
             timer.cancel()
-        if self._stopping is not None:
-            self._stopping.cancel()
-            await asyncio.gather(self._stopping, return_exceptions=True)
+        tasks = [task for task in (self._stopping, self._reopening) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._shut()
         await self._runner.cleanup()
         await self.engine.close()
