@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
-from supervisord.cli.exits import Exit
+from supervisord.cli.exits import Exit, Failure
 from supervisord.cli.session import Session
 from supervisord.cli.words import count
 from supervisord.config import ConfigError, default_files, files_beside, load, runtime_directory
@@ -69,3 +71,36 @@ def run_path(session: Session) -> Exit:
     for drop_in in drop_ins:
         session.console.say(str(drop_in))
     return Exit.DONE
+
+
+def run_show(session: Session) -> Exit:
+    """Print the merged result, defaults included: as TOML that loads to the same, or as JSON in seconds and bytes."""
+    loaded = load_config(session)
+    if not isinstance(loaded, Config):
+        raise Failure("ConfigInvalid", str(loaded), Exit.CONFIG_INVALID)
+    if session.console.json:
+        session.console.data(_plain(loaded))
+    else:
+        from supervisord.config.show import show
+
+        session.console.say(show(loaded).rstrip("\n"))
+    return Exit.DONE
+
+
+def run_schema(session: Session) -> Exit:
+    """Print the JSON schema; it is JSON with and without ``--json``."""
+    from supervisord.config.schema import text
+
+    session.console.say(text().rstrip("\n"))
+    return Exit.DONE
+
+
+def _plain(value: object) -> object:
+    """Dataclasses, tuples and mappings as JSON has them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -38,8 +38,7 @@ async def _watch(session: Session) -> Exit:
     console = session.console
     table = not console.json and console.width is not None
     async with session.client() as client, client.watch(timeout=session.question_timeout) as watch:
-        if console.json and watch.fleet is not None:
-            console.record({"time": session.clock(), "event": "snapshot", **fleet_shape(watch.fleet)})
+        _begin(session, watch)
         screen = _Screen(session)
         while True:
             if table:
@@ -51,6 +50,21 @@ async def _watch(session: Session) -> Exit:
                 continue
             if not table:
                 _tell(session, changes)
+
+
+def _begin(session: Session, watch: Watch) -> None:
+    """What holds before the first change."""
+    console, now, fleet = session.console, session.clock(), watch.fleet
+    if fleet is None:
+        return
+    if console.json:
+        console.record({"time": now, "event": "snapshot", **fleet_shape(fleet)})
+    elif console.width is None:
+        console.say(f"{_time_of_day(now)} {printable(fleet.manager.status)}")
+
+
+def _time_of_day(now: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(now))
 
 
 class _Screen:
@@ -83,7 +97,7 @@ def _tell(session: Session, changes: Sequence[Change]) -> None:
             continue
         text = _sentence(change)
         if text:
-            console.say(f"{time.strftime('%H:%M:%S', time.localtime(now))} {printable(text)}")
+            console.say(f"{_time_of_day(now)} {printable(text)}")
 
 
 def _sentence(change: Change) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -207,6 +207,11 @@ class BusDaemon:
         assert self._process.stdout is not None
         assert self._process.stdout.readline(), "the bus daemon did not start"
 
+    def reload(self) -> None:
+        """Have it look for services again."""
+        call = ["--print-reply", "--dest=org.freedesktop.DBus", "/", "org.freedesktop.DBus.ReloadConfig"]
+        subprocess.run(["dbus-send", f"--bus={self.address}", *call], stdout=subprocess.DEVNULL, check=True)
+
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
@@ -238,6 +243,10 @@ class Supervisor:
             return function()
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE)
+
+    def wait(self, until: Coroutine[object, object, None], seconds: float) -> None:
+        """Wait in the service's thread, at most ``seconds``."""
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(until, seconds), self._loop).result(seconds + 1)
 
     def post(self, function: Callable[[], object]) -> None:
         """Call ``function`` in the service's thread some time soon."""

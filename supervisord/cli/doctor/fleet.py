@@ -5,6 +5,7 @@ from __future__ import annotations
 from supervisord.cli.doctor.findings import Finding, fail, ok, skip, warn
 from supervisord.cli.doctor.host import Host
 from supervisord.cli.doctor.login import properties, systemctl
+from supervisord.cli.words import count
 from supervisord.core.spec import Config
 
 
@@ -21,7 +22,7 @@ def check_config(host: Host) -> Finding:
             "config", f"No models are configured ({files or 'no file was found'}).", "Write one: vllmctl config path"
         )
     replicas = sum(len(model.replicas) for model in config.models)
-    return ok("config", f"Valid, {len(config.models)} models and {replicas} replicas, from {files}.")
+    return ok("config", f"Valid, {count(len(config.models), 'model')} and {count(replicas, 'replica')}, from {files}.")
 
 
 def check_replica_units(host: Host) -> Finding:

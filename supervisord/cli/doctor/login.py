@@ -21,7 +21,9 @@ def check_manager(host: Host) -> Finding:
             failed = host.run(*systemctl(host), "list-units", "--failed", "--plain", "--no-legend").out
             units = ", ".join(line.split()[0] for line in failed.splitlines() if line.strip())
             return warn(
-                "manager", f"The service manager is degraded; failed: {units or 'unknown'}.", "Look at: vllmctl logs"
+                "manager",
+                f"The service manager is degraded; failed: {units or 'unknown'}.",
+                f"See: {' '.join(systemctl(host))} status {units}",
             )
         return ok("manager", f"The {'system' if host.system else 'user'} manager answers ({state}).")
     if host.system:
@@ -56,7 +58,7 @@ def check_user_bus_socket(host: Host) -> Finding:
     if shown[0].get("LoadState") != "loaded":
         return fail(
             "dbus-user-session",
-            "The user manager has no dbus.socket, so a login without a desktop has no session bus.",
+            "The user manager has no dbus.socket: without a desktop there is no session bus.",
             "apt install dbus-user-session (or dbus-broker), then log in again",
         )
     if shown[0].get("ActiveState") != "active":
@@ -76,8 +78,9 @@ def check_linger(host: Host) -> Finding:
     ran = host.run("loginctl", "show-user", host.user, "-p", "Linger", "--value")
     if ran.out == "yes":
         return ok("linger", f"{host.user} lingers: the replicas start at boot and outlive the last logout.")
-    if ran.code != 0 and host.read("/run/systemd/seats") is None and ran.out == "" and "bus" in ran.err.lower():
-        return warn("linger", f"logind does not answer ({ran.err}), so lingering cannot be told.")
+    if ran.code != 0 and "not logged in" not in ran.err:
+        why = ran.err.splitlines()[0] if ran.err else f"exit code {ran.code}"
+        return warn("linger", f"Whether {host.user} lingers cannot be told, for logind does not answer: {why}.")
     return warn(
         "linger",
         f"{host.user} does not linger: everything stops at the last logout, and nothing starts at boot.",
@@ -112,8 +115,8 @@ def check_runtime_directory(host: Host) -> Finding:
 
 
 def check_journal(host: Host) -> Finding:
-    ran = host.run("journalctl", *(() if host.system else ("--user",)), "-n", "1", "-q", "--no-pager")
-    complaint = host.run("journalctl", *(() if host.system else ("--user",)), "-n", "0", "--no-pager").err
+    ran = host.run("journalctl", "-n", "0", "--no-pager")
+    complaint = ran.err
     if ran.code == 127:
         return warn("journal", "There is no journalctl.", "Install systemd's journal, or let units log to files.")
     if "insufficient permissions" in complaint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from supervisord.bus.client import Client, DaemonAbsent, StillWorking
@@ -84,7 +85,7 @@ def _host(session: Session) -> RealHost:
         except BusUnavailable as error:
             bus.append(str(error))
         except Failure as failure:
-            bus.append(str(failure).splitlines()[0])
+            bus.append(str(failure).splitlines()[0].rstrip("."))
         return Exit.DONE
 
     session.run(ask)
@@ -114,10 +115,23 @@ async def _fleet(client: Client, timeout: float) -> FleetStatus | str:
 def _show(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
         mark, colour = _MARKS[finding.level]
-        console.say(f"{console.paint(f'{mark:<4}', colour)}  {finding.check:<17}  {printable(finding.text)}")
-        if finding.mend and finding.level is not Level.OK:
-            console.say(f"{'':<25}{console.paint('->', colour)} {printable(finding.mend)}")
+        first, *more = _wrapped(console, finding.text)
+        console.say(f"{console.paint(f'{mark:<4}', colour)}  {finding.check:<17}  {first}")
+        for line in more:
+            console.say(f"{'':<25}{line}")
+        if finding.mend:
+            first, *more = _wrapped(console, f"-> {finding.mend}")
+            for line in (first, *(f"   {line}" for line in more)):
+                console.say(f"{'':<25}{line}")
     failed = sum(finding.level is Level.FAIL for finding in findings)
     warned = sum(finding.level is Level.WARN for finding in findings)
     console.say()
     console.say(f"{len(findings)} checks: {failed} failed, {warned} with a warning.")
+
+
+def _wrapped(console: Console, text: str) -> list[str]:
+    """To the terminal's width; on a pipe a finding stays one line, for grep."""
+    text = printable(text)
+    if console.width is None:
+        return [text]
+    return textwrap.wrap(text, max(console.width - 28, 20), break_on_hyphens=False, break_long_words=False) or [""]

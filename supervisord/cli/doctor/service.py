@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from supervisord.cli.doctor.findings import Finding, fail, ok, skip, warn
 from supervisord.cli.doctor.host import Host
 from supervisord.cli.doctor.login import properties, systemctl
-from supervisord.core.spec import Config
+from supervisord.core.spec import Config, ProxySpec
 
 SERVICE = "vllm-supervisord.service"
 SOCKET = "vllm-supervisord.socket"
@@ -116,7 +116,7 @@ def check_socket(host: Host) -> Finding:
                 "ignored.",
                 f"{' '.join(systemctl(host))} edit {SOCKET}, or leave listen out",
             )
-        if not isinstance(fleet, str) and fleet.manager.listen and not set(listens) & set(fleet.manager.listen):
+        if not isinstance(fleet, str) and fleet.manager.listen and not _ports(listens) & _ports(fleet.manager.listen):
             return fail(
                 "socket",
                 f"{SOCKET} holds {', '.join(listens)}, but the daemon listens on {', '.join(fleet.manager.listen)}.",
@@ -140,9 +140,15 @@ def _restart(host: Host) -> str:
 
 
 def _configured(host: Host) -> str:
-    """The configured address, empty where it is the default: then the unit file decides."""
+    """The configured address, empty where it is the default: then the unit file decides, and nobody is surprised."""
     config = host.config()
-    return config.proxy.listen if isinstance(config, Config) and config.proxy != type(config.proxy)() else ""
+    listen = config.proxy.listen if isinstance(config, Config) else ""
+    return listen if listen != ProxySpec().listen else ""
+
+
+def _ports(addresses: Sequence[str]) -> set[str]:
+    """0.0.0.0:80, [::]:80 and 80 may all be told of one socket: only the port is comparable."""
+    return {address.rpartition(":")[2] for address in addresses}
 
 
 def _accepts(host: Host, listen: str) -> bool:

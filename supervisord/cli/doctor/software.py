@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from supervisord.cli.doctor.findings import Finding, fail, ok, warn
+from supervisord import __version__
+from supervisord.cli.doctor.findings import Finding, fail, ok, skip, warn
 from supervisord.cli.doctor.host import Host
 
 #: Least versions: of aiohttp for its request-smuggling fixes, of the others as pyproject.toml has them.
@@ -53,11 +54,9 @@ def check_systemd(host: Host) -> Finding:
 
 
 def check_versions_agree(host: Host) -> Finding:
-    from supervisord import __version__
-
     fleet = host.fleet()
     if isinstance(fleet, str):
-        return warn("versions", f"vllmctl {__version__}; the daemon did not answer.")
+        return skip("versions", f"vllmctl is {__version__}; the daemon does not answer.")
     if fleet.manager.version != __version__:
         return warn(
             "versions",
