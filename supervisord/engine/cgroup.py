@@ -30,9 +30,11 @@ def unit_group(unit: str, main_pid: int, proc: Path = PROC) -> str | None:
     return None
 
 
-def processes(group: str, mounts: tuple[Path, ...] = MOUNTS) -> frozenset[int]:
-    """Every process in ``group`` and below it; empty when the group is gone."""
+def processes(group: str | None, mounts: tuple[Path, ...] = MOUNTS) -> frozenset[int]:
+    """Every process in ``group`` and below it; none when there is no group, and never those of the root group."""
     pids: set[int] = set()
+    if group is None or not group.strip("/"):
+        return frozenset()
     for mount in mounts:
         root = mount / group.lstrip("/")
         for directory in (root, *_below(root)):

@@ -52,6 +52,11 @@ def test_processes_below_the_group_are_counted_too(tmp_path: Path) -> None:
     assert processes("/user.slice/b.service", mounts) == frozenset()
 
 
+@pytest.mark.parametrize("group", [None, "", "/"])
+def test_no_group_is_not_the_whole_machine(group: str | None) -> None:
+    assert processes(group) == frozenset()
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of this test's own."""
