@@ -7,7 +7,7 @@ import ctypes.util
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisord.bus.names import escape, model_path, replica_path, unescape
@@ -36,6 +36,7 @@ def test_paths_of_models_and_replicas() -> None:
     assert replica_path("7b.a") == "/io/github/vllmctl1/replicas/_37b_2ea"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_every_name_survives_the_round_trip_and_is_a_valid_path_element(name: str) -> None:
     label = escape(name)
@@ -56,6 +57,7 @@ def libsystemd() -> ctypes.CDLL:
         pytest.skip("no libsystemd here")
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_systemd_itself_escapes_the_same_way(libsystemd: ctypes.CDLL, name: str) -> None:
     path = ctypes.c_char_p()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervisord.bus.calls import variants
@@ -14,6 +14,9 @@ from supervisord.bus.names import ROOT_PATH
 from supervisord.bus.objects import ManagerFacts, difference, microseconds, tree_of
 from supervisord.core.states import Health, Hold, Life
 from supervisord.core.view import FleetView, ModelView, ReplicaView
+
+#: A busy machine is slow; that says nothing about the code.
+patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FACTS = ManagerFacts("1", ("127.0.0.1:8000",), ("/etc/a.toml",), "/var/lib/x", simulated=False)
 
@@ -67,6 +70,7 @@ fleets = st.builds(
 )
 
 
+@patiently
 @given(fleets)
 def test_every_fleet_has_exactly_the_properties_of_the_xml_in_their_types(fleet: FleetView) -> None:
     interfaces = load_interfaces()
@@ -76,6 +80,7 @@ def test_every_fleet_has_exactly_the_properties_of_the_xml_in_their_types(fleet:
         variants(interface, exported)  # raises where a value does not fit its type
 
 
+@patiently
 @given(fleets, fleets)
 def test_a_client_that_applies_the_difference_knows_the_new_state(before: FleetView, after: FleetView) -> None:
     old, new = tree_of(before, FACTS), tree_of(after, FACTS)
@@ -94,12 +99,14 @@ def test_a_client_that_applies_the_difference_knows_the_new_state(before: FleetV
     assert known == {path: exported.values for path, exported in new.items()}
 
 
+@patiently
 @given(fleets)
 def test_what_is_the_same_differs_in_nothing(fleet: FleetView) -> None:
     what = difference(tree_of(fleet, FACTS), tree_of(dataclasses.replace(fleet), FACTS))
     assert (what.removed, what.added, dict(what.changed)) == ((), (), {})
 
 
+@patiently
 @given(replicas)
 def test_one_simulated_replica_makes_the_manager_say_so(replica: ReplicaView) -> None:
     fleet = FleetView((), (dataclasses.replace(replica, simulated=True),), draining=False)
