@@ -103,19 +103,23 @@ class SystemdManager:
         return await asyncio.to_thread(_tail, unit, files, count)
 
     async def _run_job(self, verb: str, unit: str) -> str:
-        before = await self._read(unit)
+        before = await self._read(unit, verb)
         with self._jobs.dispatching() as expect:
             result = expect(Job(await self._call(verb, unit, unit), verb, unit))
         try:
             outcome = await result
         except ConnectionError as error:
             raise unit_error(verb, unit, DISCONNECTED, str(error)) from None
-        if outcome == "failed" and verb != "stop" and start_was_refused(before, await self._read(unit)):
+        if outcome == "failed" and verb != "stop" and start_was_refused(before, await self._read(unit, verb)):
             raise unit_error(verb, unit, START_LIMIT_HIT, "")
         return outcome
 
-    async def _call(self, name: str, unit: str, *args: str | int) -> Any:
-        verb = _IN_WORDS.get(name, name)
+    async def _read(self, unit: str, verb: str = "read") -> UnitStatus:
+        return reading(unit, await self._call("read", unit, unit_path(unit), verb=verb))
+
+    async def _call(self, name: str, unit: str, *args: str | int, verb: str = "") -> Any:
+        """Make one of the worker's calls; ``verb`` is what a failure says that we cannot do."""
+        verb = verb or _IN_WORDS.get(name, name)
         await self._reach(verb, unit)
         try:
             return await self._commands.call(name, *args)
@@ -137,9 +141,6 @@ class SystemdManager:
         self._on_change = on_change
         self._told.clear()
         self.look_again()
-
-    async def _read(self, unit: str) -> UnitStatus:
-        return reading(unit, await self._call("read", unit, unit_path(unit)))
 
     async def _read_changes(self) -> None:
         """Read again what changed, and tell it; changes that come meanwhile are one more reading, however many."""
