@@ -163,7 +163,8 @@ class Adaptive:
             self._owners.drop(facts.whole, replica)
 
     def _owners_of_prefix(self, facts: Facts, candidates: Sequence[Candidate]) -> list[Candidate]:
-        for key in reversed(facts.keys[:-1]):
+        # From the longest down to the first that is more than instructions: those are shared by strangers.
+        for key in reversed(facts.keys[facts.instructions : -1]):
             owners = self._owners.of(key, candidates)
             if owners:
                 return owners
