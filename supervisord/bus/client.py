@@ -44,10 +44,12 @@ _ACTIVATION_FAILED = (f"{_DBUS}.Error.Spawn.", "org.freedesktop.systemd1.")
 class DaemonAbsent(BusError):
     """The bus works, but the supervisor is not on it (any more)."""
 
-    def __init__(self, message: str, *, vanished: bool = False) -> None:
+    def __init__(self, message: str, *, vanished: bool = False, start_failed: bool = False) -> None:
         super().__init__(message)
-        #: True when it was there and left before it answered.
+        #: It was there and left before it answered.
         self.vanished = vanished
+        #: The bus tried to start it; the text says why that failed.
+        self.start_failed = start_failed
 
 
 class StillWorking(BusError):
@@ -311,7 +313,7 @@ def _error(answer: Message) -> Exception:
     if name in _ABSENT:
         return DaemonAbsent(text, vanished=name.endswith((".NoReply", ".Disconnected")))
     if name.startswith(_ACTIVATION_FAILED):
-        return DaemonAbsent(f"the bus could not start it: {text}")
+        return DaemonAbsent(f"the bus could not start it: {text}", start_failed=True)
     return CallFailed(name, text)
 
 

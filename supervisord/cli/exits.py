@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from supervisord.control import ControlError, ErrorCode
-
 
 class Exit(IntEnum):
     """What ``$?`` means."""
@@ -41,22 +39,6 @@ class Failure(Exception):
     def __init__(self, code: str, message: str, exit: Exit) -> None:
         super().__init__(message)
         self.report = Report(code, message, exit)
-
-
-_EXITS = {
-    ErrorCode.NO_SUCH_MODEL: Exit.NO_SUCH,
-    ErrorCode.NO_SUCH_REPLICA: Exit.NO_SUCH,
-    ErrorCode.INVALID_ARGUMENT: Exit.USAGE,
-    ErrorCode.SUPERSEDED: Exit.SUPERSEDED,
-    ErrorCode.HELD: Exit.SUPERSEDED,
-    ErrorCode.CONFIG_INVALID: Exit.CONFIG_INVALID,
-    ErrorCode.SHUTTING_DOWN: Exit.NOT_RUNNING,
-}
-
-
-def report_control_error(error: ControlError) -> Report:
-    """How an operator's command failed, in the supervisor's own words."""
-    return Report(error.code.value, str(error), _EXITS.get(error.code, Exit.FAILED))
 
 
 def combine(exits: list[Exit]) -> Exit:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from supervisord.cli.console import Console
-from supervisord.cli.exits import Exit, Failure, Report, report_control_error
+from supervisord.cli.exits import Exit, Report
 from supervisord.cli.parser import build_parser
-from supervisord.cli.session import Session, report_absence
-from supervisord.control import ControlError
+from supervisord.cli.session import Session
 
 #: Commands whose work goes on in the daemon when nobody waits for it any more.
 _GOES_ON = frozenset({"up", "down", "sleep", "wake", "restart", "drain", "reload"})
@@ -46,11 +45,13 @@ def main(
     except KeyboardInterrupt:
         return int(_interrupted(session))
     except Exception as error:
-        report = _report(error, session)
-        if report is None:
+        from supervisord.cli.reports import report
+
+        told = report(error, session)
+        if told is None:
             raise
-        _tell(console, report)
-        return int(report.exit)
+        _tell(console, told)
+        return int(told.exit)
 
 
 def _action(name: str) -> Callable[[Session], Exit]:
@@ -58,24 +59,6 @@ def _action(name: str) -> Callable[[Session], Exit]:
     module, _, function = name.partition(":")
     action: Callable[[Session], Exit] = getattr(importlib.import_module(module), function)
     return action
-
-
-def _report(error: Exception, session: Session) -> Report | None:
-    """How ``error`` is told; None for a defect of vllmctl, which deserves its traceback."""
-    from supervisord.bus.client import DaemonAbsent, StillWorking
-    from supervisord.bus.errors import BusUnavailable, CallFailed
-
-    if isinstance(error, Failure):
-        return error.report
-    if isinstance(error, ControlError):
-        return report_control_error(error)
-    if isinstance(error, DaemonAbsent | BusUnavailable):
-        return report_absence(error, session)
-    if isinstance(error, StillWorking):
-        return Report("StillWorking", f"the daemon did not answer in time: {error}.", Exit.FAILED)
-    if isinstance(error, CallFailed):
-        return Report("CallFailed", f"the bus or the daemon refused the call: {error}", Exit.FAILED)
-    return None
 
 
 def _tell(console: Console, report: Report) -> None:

@@ -12,8 +12,9 @@ from supervisord.bus.errors import CallFailed
 from supervisord.bus.snapshot import FleetStatus
 from supervisord.cli import words
 from supervisord.cli.console import printable
-from supervisord.cli.exits import Exit, Failure, Report, combine, report_control_error
+from supervisord.cli.exits import Exit, Failure, Report, combine
 from supervisord.cli.progress import Progress
+from supervisord.cli.reports import report_control_error
 from supervisord.cli.session import Session
 from supervisord.cli.targets import Target, model_target, replica_target, resolve_all
 from supervisord.control import ControlError, Verb

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 
 from supervisord import __version__
-from supervisord.control import Verb
 
 _EPILOG = """\
 examples:
@@ -129,14 +128,14 @@ def _look(add: Add) -> None:
 def _operate(add: Add) -> None:
     operation = "supervisord.cli.operate:run_operation"
     for name, verb, help, example in (
-        ("up", Verb.START, "start replicas, and end a hold", "  vllmctl up chat\n  vllmctl up --all"),
-        ("down", Verb.STOP, "stop replicas and hold them: no request starts them until 'up'", "  vllmctl down chat-a"),
-        ("sleep", Verb.SLEEP, "put replicas to sleep; the next request wakes them", "  vllmctl sleep chat --level 2"),
-        ("wake", Verb.WAKE, "wake sleeping replicas", "  vllmctl wake chat"),
-        ("restart", Verb.RESTART, "let requests finish, then restart the units", "  vllmctl restart chat-a"),
+        ("up", "start", "start replicas, and end a hold", "  vllmctl up chat\n  vllmctl up --all"),
+        ("down", "stop", "stop replicas and hold them: no request starts them until 'up'", "  vllmctl down chat-a"),
+        ("sleep", "sleep", "put replicas to sleep; the next request wakes them", "  vllmctl sleep chat --level 2"),
+        ("wake", "wake", "wake sleeping replicas", "  vllmctl wake chat"),
+        ("restart", "restart", "let requests finish, then restart the units", "  vllmctl restart chat-a"),
         (
             "drain",
-            Verb.DRAIN,
+            "drain",
             "give replicas no new requests and hold them so, running, until 'up'",
             "  vllmctl drain chat-a && systemctl --user restart vllm@chat-a; vllmctl up chat-a",
         ),
@@ -144,8 +143,8 @@ def _operate(add: Add) -> None:
         sub = add(name, operation, help, example)
         _targets(sub, "a model, an alias, or a replica")
         sub.add_argument("--all", action="store_true", help="every model")
-        sub.set_defaults(verb=verb.value)
-        if verb is Verb.SLEEP:
+        sub.set_defaults(verb=verb)
+        if verb == "sleep":
             sub.add_argument(
                 "--level",
                 "-l",

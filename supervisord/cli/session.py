@@ -1,19 +1,22 @@
-"""What every action is given, and how one reaches the supervisor."""
+"""What every action is given, and how one reaches the supervisor.
+
+asyncio and the D-Bus library are imported when they are needed: half of what a command takes is their import.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from supervisord.bus.address import NoSessionBus, session_bus_address, system_bus_address
-from supervisord.bus.client import Client, DaemonAbsent
-from supervisord.bus.errors import BusUnavailable
 from supervisord.cli.console import Console
-from supervisord.cli.exits import Exit, Failure, Report
+from supervisord.cli.exits import Exit, Failure
+
+if TYPE_CHECKING:
+    from supervisord.bus.client import Client
 
 #: Seconds for questions that the supervisor answers from memory.
 QUESTION_TIMEOUT = 10.0
@@ -44,17 +47,18 @@ class Session:
     def question_timeout(self) -> float:
         return self.timeout if self.timeout is not None else QUESTION_TIMEOUT
 
-    def run(self, work: Callable[[], Awaitable[Exit]]) -> Exit:
+    def run(self, work: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
         """Run an action that talks to the supervisor."""
+        import asyncio
 
-        async def main() -> Exit:
-            return await work()
-
-        return asyncio.run(main())
+        return asyncio.run(work())
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A connection to the bus; raises ``Failure`` where there is none."""
+        """A connection to the bus; raises ``Failure`` where none is to be found, else as ``Client.connect``."""
+        from supervisord.bus.address import NoSessionBus, session_bus_address, system_bus_address
+        from supervisord.bus.client import Client
+
         try:
             address = system_bus_address(self.env) if self.system else session_bus_address(self.env)
         except NoSessionBus as error:
@@ -70,25 +74,4 @@ def no_bus(session: Session, why: str) -> str:
     return (
         f"{why}.\nA login has a session bus where the package dbus-user-session is installed; without a login (cron, "
         "after a reboot)\nthe user must linger too: loginctl enable-linger. 'vllmctl doctor' checks both."
-    )
-
-
-def report_absence(error: BusUnavailable | DaemonAbsent, session: Session) -> Report:
-    """The daemon or the bus is not there, in words that say what to do."""
-    if isinstance(error, BusUnavailable):
-        return Report("NoBus", no_bus(session, str(error)), Exit.NOT_RUNNING)
-    bus, command = ("system", "systemctl") if session.system else ("session", "systemctl --user")
-    if error.vanished:
-        return Report(
-            "DaemonVanished",
-            "vllm-supervisord went away before it answered; whether the operation was done is not known.\n"
-            f"See: {command} status vllm-supervisord",
-            Exit.NOT_RUNNING,
-        )
-    detail = f"\n{error}" if "could not start" in str(error) else ""
-    return Report(
-        "DaemonNotRunning",
-        f"vllm-supervisord is not running (no io.github.vllmctl1 on the {bus} bus). "
-        f"Start it: {command} start vllm-supervisord{detail}",
-        Exit.NOT_RUNNING,
     )

@@ -37,10 +37,10 @@ def span(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
+    if minutes < 24 * 60:
+        hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
+    days, hours = divmod(round(minutes / 60), 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
