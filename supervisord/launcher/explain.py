@@ -13,9 +13,11 @@ LOG_VARIABLE = "VLLM_REPLICA_LOG"
 _LINES, _TAIL, _JOURNAL_SECONDS = 200, 128 * 1024, 5.0
 
 # A line that names what went wrong, and vLLM's own lines that only point to such a line.
-_TELLING = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|\berror:|\bfatal\b|^vllm-replica: cannot", re.IGNORECASE)
+_TELLING = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|\berror:|\bfatal\b", re.IGNORECASE)
 _POINTING = re.compile(r"root cause above|^\s*raise |^\s*File \"")
-_OWN = re.compile(r"^vllm-replica: \S+: (?:engine|systemd|not ready)")
+_PREFIX = "vllm-replica: "
+#: What this program and the watcher said about an earlier or this end.
+_OWN = re.compile(r"^vllm-replica: \S+: (?:engine|systemd|the launcher|not ready)")
 
 
 def explanation(replica: str, env: Mapping[str, str], lines: Sequence[str]) -> str:
@@ -40,12 +42,16 @@ def explanation(replica: str, env: Mapping[str, str], lines: Sequence[str]) -> s
         case _:
             what = f"systemd ended it: {result}"
     reason = telling_line(lines)
-    return f"vllm-replica: {replica}: {what}{f': {reason}' if reason else ''}"
+    if reason.startswith(_PREFIX):
+        what, reason = "the launcher did not start the engine", reason.removeprefix(_PREFIX).strip()
+    return f"{_PREFIX}{replica}: {what}{f': {reason}' if reason else ''}"
 
 
 def telling_line(lines: Sequence[str]) -> str:
-    """The last line that names a cause, else simply the last; empty when there is none."""
+    """The last line that names a cause (the launcher's own first), else simply the last; empty when there is none."""
     said = [line.strip() for line in lines if line.strip() and not _OWN.match(line)]
+    if said and said[-1].startswith(_PREFIX):
+        return said[-1][:500]
     telling = [line for line in said if _TELLING.search(line) and not _POINTING.search(line)]
     return (telling or said or [""])[-1][:500]
 
