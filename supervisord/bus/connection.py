@@ -5,6 +5,7 @@ daemon that must outlive its bus is put right here:
 
 - connecting blocks the loop while the bus' backlog is full: here the socket never blocks;
 - end of file during authentication makes it spin for ever: here it is an error;
+- it takes a full send buffer for a broken connection: here it waits, up to a bound;
 - a call has no time limit and may wait for ever on a lost bus: here each has one;
 - sending on a lost connection registers a closed descriptor, which may be somebody else's by then: here it is refused;
 - sockets are left to the garbage collector: here ``close`` closes.
@@ -32,6 +33,8 @@ from dbus_next.signature import Variant
 
 __all__ = ["Call", "Connection", "Variant", "clean_text"]
 
+#: Messages that may wait for a bus daemon that does not read; then it counts as lost. Some 5 MB of signals.
+MAX_BACKLOG = 10_000
 #: Seconds for connecting and for each call to the bus daemon itself, which answers at once or is stuck.
 DAEMON_TIMEOUT = 5.0
 
@@ -59,8 +62,30 @@ def clean_text(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
+class _PatientSocket:
+    """The writer's view of the socket: "not now" is nothing sent, and the writer comes again."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+
+
 class _Bus(MessageBus):
     """dbus-next's bus with the faults above put right, by its own inner methods."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(bus_address=address)
+        self._writer.sock = _PatientSocket(self._sock)
+
+    @property
+    def backlog(self) -> int:
+        """Messages that are not sent yet."""
+        return int(self._writer.messages.qsize())
 
     def _setup_socket(self) -> None:
         failure: OSError | None = None
@@ -95,6 +120,10 @@ class _Bus(MessageBus):
         with contextlib.suppress(OSError):  # the other end may have been first
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def give_up(self, reason: str) -> None:
+        """Behave as if the other end had broken the connection."""
+        self._finalize(ConnectionError(reason))  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
         self._user_disconnect = True
         self._finalize(ConnectionError("the connection was closed"))  # type: ignore[no-untyped-call]
@@ -118,7 +147,7 @@ class Connection:
         """Connect to the bus at ``address``; ``on_call`` gets every call made to us. Raises ``BusUnavailable``."""
         bus: _Bus | None = None
         try:
-            bus = _Bus(bus_address=address)
+            bus = _Bus(address)
             connection = cls(bus, address)
             bus.add_message_handler(lambda message: connection._on_message(message, on_call))
             async with asyncio.timeout(DAEMON_TIMEOUT):
@@ -203,8 +232,12 @@ class Connection:
         return list(answer.body)
 
     def _send(self, message: Message) -> None:
-        if self.alive:
-            self._bus.send(message).add_done_callback(_retrieve)
+        if not self.alive:
+            return
+        if self._bus.backlog >= MAX_BACKLOG:
+            self._bus.give_up("it takes no messages any more")
+            return
+        self._bus.send(message).add_done_callback(_retrieve)
 
     def _on_message(self, message: Message, on_call: Callable[[Connection, Call], None]) -> bool:
         if message.message_type is not MessageType.METHOD_CALL:

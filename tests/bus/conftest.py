@@ -163,6 +163,10 @@ class BusDaemon:
         assert self._process.stdout is not None
         assert await asyncio.wait_for(self._process.stdout.readline(), PATIENCE), "the bus daemon did not start"
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     async def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

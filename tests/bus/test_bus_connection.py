@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from supervisord.bus import connection as connection_module
 from supervisord.bus.connection import Connection, clean_text
 from supervisord.bus.errors import BusUnavailable, CallFailed
+from supervisord.bus.names import BUS_NAME, ROOT_PATH
 
 
 def on_call(*_: object) -> None:
@@ -122,6 +124,33 @@ async def test_nothing_is_sent_on_a_lost_connection(daemon: Any) -> None:
         await connection.request_name("a.b")
     connection.close()
     connection.signal("/x", "a.b", "C", "s", ["x"])
+    connection.close()
+
+
+async def test_a_bus_that_does_not_read_for_a_while_gets_everything_later(daemon: Any, connect: Any) -> None:
+    connection = await Connection.open(daemon.address, on_call)
+    await connection.request_name(BUS_NAME)
+    listener = await connect()
+    await listener.listen()
+    daemon.signal(signal.SIGSTOP)
+    for number in range(2000):
+        connection.signal(ROOT_PATH, "a.b", "Tick", "us", [number, "x" * 1000])
+    await asyncio.sleep(0)
+    daemon.signal(signal.SIGCONT)
+    assert [(await listener.signal("Tick")).body[0] for _ in range(2000)] == list(range(2000))
+    assert connection.alive
+    connection.close()
+
+
+async def test_a_bus_that_never_reads_again_is_lost_before_it_costs_memory_without_end(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "MAX_BACKLOG", 100)
+    connection = await Connection.open(daemon.address, on_call)
+    daemon.signal(signal.SIGSTOP)
+    while connection.alive:
+        connection.signal(ROOT_PATH, "a.b", "Tick", "s", ["x" * 10_000])
+    assert await connection.lost == "it takes no messages any more"
     connection.close()
 
 
