@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from dbus_next.aio.message_bus import MessageBus
 from dbus_next.constants import MessageFlag, MessageType
+from dbus_next.errors import AuthError, InvalidAddressError
 from dbus_next.message import Message
+from dbus_next.signature import Variant
 
 from supervisord.bus import names
-from supervisord.bus.connection import DAEMON_TIMEOUT, Variant, _Bus
 from supervisord.bus.errors import BusError, BusUnavailable, CallFailed
 from supervisord.bus.snapshot import (
     Change,
@@ -32,6 +34,9 @@ _DBUS = "org.freedesktop.DBus"
 _DBUS_PATH = "/org/freedesktop/DBus"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
+
+#: Seconds for connecting to the bus, which answers at once or is stuck.
+CONNECT_TIMEOUT = 5.0
 
 #: Errors of the bus that mean: nobody owns our name, or its owner went away before it answered.
 _ABSENT = frozenset(
@@ -56,6 +61,38 @@ class StillWorking(BusError):
     """The time limit passed before the supervisor answered; its work goes on."""
 
 
+class _Bus(MessageBus):
+    """dbus-next's bus, which leaves its socket open when it cannot connect, and spins when the bus hangs up on it."""
+
+    def _setup_socket(self) -> None:
+        try:
+            super()._setup_socket()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.close()
+            raise
+
+    async def _auth_readline(self) -> str:
+        line = b""
+        while not line.endswith(b"\r\n"):
+            # One byte: what follows the line belongs to the message reader.
+            byte = await self._loop.sock_recv(self._sock, 1)
+            if not byte:
+                raise EOFError("it hung up during authentication")
+            line += byte
+        return line[:-2].decode()
+
+    def close(self) -> None:
+        """Close the socket, connected or not; a second time does nothing."""
+        if not hasattr(self, "_sock") or self._sock.fileno() < 0:
+            return
+        self._user_disconnect = True
+        if hasattr(self, "_disconnect_future"):
+            self._finalize(None)  # type: ignore[no-untyped-call]
+        with suppress(OSError):  # what was not yet sent cannot be flushed any more
+            self._stream.close()
+        self._sock.close()
+
+
 class Client:
     """One connection to the bus. Made by ``connect``."""
 
@@ -74,14 +111,16 @@ class Client:
         bus: _Bus | None = None
         try:
             bus = _Bus(bus_address=address)
-            async with asyncio.timeout(DAEMON_TIMEOUT):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 await bus.connect()
-        except BaseException as error:
+        except (OSError, EOFError, AuthError, InvalidAddressError) as error:
             if bus is not None:
                 bus.close()
-            if not isinstance(error, Exception):
-                raise
             raise BusUnavailable(f"cannot connect to the bus at {address}: {_reason(error)}") from error
+        except BaseException:
+            if bus is not None:
+                bus.close()
+            raise
         client = cls(bus)
         try:
             yield client
