@@ -67,11 +67,9 @@ def run_operation(session: Session) -> Exit:
 
 
 async def _operate(session: Session, verb: Verb) -> Exit:
-    console = session.console
-    async with (
-        session.client() as client,
-        client.watch(start_daemon=verb in _MAY_START_DAEMON, timeout=session.question_timeout) as watch,
-    ):
+    console, may_start = session.console, verb in _MAY_START_DAEMON
+    limit = session.start_timeout if may_start else session.question_timeout
+    async with session.client() as client, client.watch(start_daemon=may_start, timeout=limit) as watch:
         fleet = watch.fleet
         assert fleet is not None, "watch begins with a snapshot"
         targets = _targets(session, fleet, verb)

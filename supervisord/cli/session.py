@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Seconds for questions that the supervisor answers from memory.
 QUESTION_TIMEOUT = 10.0
 
+#: Seconds for the same where the bus may have to start the supervisor first; its unit's TimeoutStartSec is 60 s.
+START_TIMEOUT = 70.0
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -46,6 +49,10 @@ class Session:
     @property
     def question_timeout(self) -> float:
         return self.timeout if self.timeout is not None else QUESTION_TIMEOUT
+
+    @property
+    def start_timeout(self) -> float:
+        return self.timeout if self.timeout is not None else START_TIMEOUT
 
     def run(self, work: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
         """Run an action that talks to the supervisor."""

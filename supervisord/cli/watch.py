@@ -101,7 +101,7 @@ def _tell(session: Session, changes: Sequence[Change]) -> None:
 
 
 def _sentence(change: Change) -> str:
-    """A change in words; empty for those that only counters see."""
+    """A change in words; empty where only counters changed, which they do with every request."""
     if isinstance(change, ReplicaChange):
         return _replica_sentence(change.before, change.after)
     if isinstance(change, ModelChange):
@@ -134,8 +134,6 @@ def _replica_sentence(before: ReplicaStatus | None, after: ReplicaStatus | None)
         parts.append(f"hold {before.hold} -> {after.hold}")
     if before.last_error != after.last_error and after.last_error:
         parts.append(after.last_error)
-    if before.in_flight != after.in_flight:
-        parts.append(f"{after.in_flight} in flight")
     return f"{after.name}: {', '.join(parts)}" if parts else ""
 
 
@@ -145,4 +143,6 @@ def _model_sentence(change: ModelChange) -> str:
         return f"{before.name}: no longer configured" if before is not None else ""
     if before is None:
         return f"{after.name}: new model"
-    return f"{after.name}: {after.waiting} waiting" if before.waiting != after.waiting else ""
+    if before.held != after.held:
+        return f"{after.name}: {'held' if after.held else 'no longer held'}"
+    return ""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 
 import pytest
+
+from supervisord.control import Verb
 
 #: Seconds for what takes milliseconds.
 PATIENCE = 20.0
@@ -55,6 +58,24 @@ def test_up_and_wake_let_the_bus_start_the_daemon(vllmctl, activatable, argv):
     assert activatable.exists()
     assert ended.code == 3
     assert "the bus could not start it" in ended.err
+
+
+def test_up_waits_for_the_daemon_that_the_bus_starts_and_then_does_its_work(vllmctl, bus, stopped_supervisor):
+    started, done = bus.folder / "started", bus.folder / "done"
+    os.mkfifo(started)
+    os.mkfifo(done)
+    program = bus.folder / "program"
+    program.write_text(f"#!/bin/sh\necho > {started}\nread line < {done}\n")
+    program.chmod(0o755)
+    service = bus.folder / "services" / "io.github.vllmctl1.service"
+    service.write_text(f"[D-BUS Service]\nName=io.github.vllmctl1\nExec={program}\n")
+    bus.reload()
+    ended = vllmctl.behind("up", "chat")
+    started.read_text()
+    stopped_supervisor.start()
+    assert ended.result(PATIENCE).code == 0
+    assert stopped_supervisor.control.commands == [("model", "chat", Verb.START, 0)]
+    done.write_text("\n")
 
 
 def test_without_the_daemon_json_has_the_reason(vllmctl, bus):

@@ -103,9 +103,6 @@ class RecordedHost:
         known = [start for start in self.commands if command.startswith(start)]
         return self.commands[max(known, key=len)] if known else Ran(127, err=f"{argv[0]}: not found")
 
-    def read(self, path: str) -> str | None:
-        return None
-
     def owner_and_mode(self, path: str) -> tuple[int, int] | None:
         return self.files.get(path)
 

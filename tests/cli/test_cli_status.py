@@ -140,6 +140,14 @@ def test_status_of_an_unknown_name_exits_4_and_knows_a_better_one(vllmctl, super
     assert answer["error"]["exit"] == 4
 
 
+def test_a_reader_who_had_enough_is_no_failure_that_prints(vllmctl, supervisor):
+    process = vllmctl.process("status")
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), err) == (141, "")
+
+
 def test_status_of_an_empty_fleet_says_so(vllmctl, supervisor, control):
     supervisor.do(lambda: control.become(dataclasses.replace(control.fleet, models=(), replicas=())))
     ended = vllmctl("status")

@@ -70,6 +70,7 @@ def test_on_a_pipe_each_change_is_a_line_in_words(supervisor, control, watching)
     wait("embed: asleep -> waking, reload weights")
     supervisor.do(lambda: control.fail_over(Failover("chat", "chat-a", "chat-b", "connection refused")))
     wait("chat: failover from chat-a to chat-b: connection refused")
+    supervisor.do(lambda: control.set_replica("chat-a", in_flight=7))
     fleet = control.fleet
     fewer = dataclasses.replace(fleet, models=fleet.models[:2], replicas=fleet.replicas[:3])
     supervisor.do(lambda: control.become(fewer))
@@ -77,6 +78,7 @@ def test_on_a_pipe_each_change_is_a_line_in_words(supervisor, control, watching)
     supervisor.do(lambda: control.become(fleet))
     wait("ocr-1: new, failed")
     assert all(line[2] == line[5] == ":" for line in out.getvalue().splitlines())
+    assert "in flight" not in "".join(out.getvalue().splitlines()[1:])
 
 
 def test_it_goes_on_when_the_daemon_is_restarted(supervisor, control, watching):

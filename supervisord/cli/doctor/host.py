@@ -44,10 +44,6 @@ class Host(Protocol):
 
     def run(self, *argv: str) -> Ran: ...
 
-    def read(self, path: str) -> str | None:
-        """A file's text; None where there is none or it cannot be read."""
-        ...
-
     def owner_and_mode(self, path: str) -> tuple[int, int] | None:
         """Uid and permission bits; None where there is no such file."""
         ...
@@ -123,12 +119,6 @@ class RealHost:
         except OSError as error:
             return Ran(126, err=f"{argv[0]}: {error.strerror}")
         return Ran(done.returncode, done.stdout.strip(), done.stderr.strip())
-
-    def read(self, path: str) -> str | None:
-        try:
-            return Path(path).read_text(errors="replace")
-        except OSError:
-            return None
 
     def owner_and_mode(self, path: str) -> tuple[int, int] | None:
         try:
