@@ -31,8 +31,8 @@ def pursue(turn: Turn, replica: Replica) -> None:
         case Life.STOPPED | Life.FAILED:
             _pursue_down(turn, replica, goal, gpu_free)
         case Life.STARTING:
-            # A start once begun finishes, unless an operator says stop.
-            if goal is Goal.STOPPED:
+            # A start once begun finishes, unless an operator says stop. Leases here are of the run before.
+            if goal is Goal.STOPPED and gpu_free and replica.in_flight == 0:
                 lifecycle.begin_stop(turn, replica, Cause.STOP)
         case Life.WAKING | Life.FALLING_ASLEEP | Life.STOPPING:
             pass

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 #: A value of ``[models.NAME.serve]``: what vLLM's option of that name is given. A table becomes JSON.
 OptionValue = str | int | float | bool | list["OptionValue"] | Mapping[str, "OptionValue"]
-
-NO_OPTIONS: Mapping[str, OptionValue] = MappingProxyType({})
-NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +62,10 @@ class ServeSpec:
     command: tuple[str, ...] = ()
     #: vLLM options by their own names (``max-model-len`` and ``max_model_len`` are the same key).
     #: An explicit 0 or false is here.
-    options: Mapping[str, OptionValue] = field(default=NO_OPTIONS)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     #: Raw arguments, appended as they are.
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default=NO_ENV)
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,10 @@ def _apply_to(
         case UnitChanged(_, status):
             observe.unit_changed(turn, replica, status)
         case UnitJobDone(_, op):
-            if op == replica.op:
+            if op and op == replica.op:
                 observe.job_done(turn, replica, event)
         case EngineAnswered(_, op, error, before, after):
-            if op == replica.op:
+            if op and op == replica.op:
                 if lifecycle.memory_kept(before, after):
                     replica.sleep_broken = True
                 if error:
@@ -126,10 +126,10 @@ def _apply_to(
             elif error:
                 turn.note(NoteKind.RECORD_FAILED, replica, f"its state is not on disk: {error}", warning=True)
         case Probed(_, op, probe):
-            if op == replica.op and replica.steps and isinstance(replica.steps[replica.step_index], VerifyStep):
+            if op and op == replica.op and replica.steps and isinstance(replica.steps[replica.step_index], VerifyStep):
                 observe.learn(replica, probe)
                 lifecycle.verified(turn, replica, probe)
-            elif op == replica.probe_op:
+            elif op and op == replica.probe_op:
                 replica.probe_op = 0
                 observe.looked(turn, replica, probe)
         case LastLines(_, lines):
