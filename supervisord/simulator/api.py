@@ -82,6 +82,10 @@ class Api:
 
     def __init__(self, options: Options, engine: Engine, faults: Faults, clock: Clock) -> None:
         self.options, self.engine, self.faults, self.clock = options, engine, faults, clock
+        #: Requests being handled, of any route; set while there are none.
+        self.handling = 0
+        self.quiet = asyncio.Event()
+        self.quiet.set()
 
     # --- the way in -----------------------------------------------------------------------------------------------
 

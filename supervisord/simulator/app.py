@@ -63,7 +63,14 @@ def _counting(api: Api) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         api.engine.counters.requests[f"{request.method} {request.path}"] += 1
-        return await handler(request)
+        api.handling += 1
+        api.quiet.clear()
+        try:
+            return await handler(request)
+        finally:
+            api.handling -= 1
+            if not api.handling:
+                api.quiet.set()
 
     return middleware
 

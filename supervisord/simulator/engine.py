@@ -83,7 +83,7 @@ class Engine:
         elif fault.name == "crash":
             self._on_crash()
         else:
-            self._alive.clear()
+            self.freeze()
 
     def strike_at(self, moment: str) -> None:
         """Carry out the fault that waits for this moment, if there is one."""
@@ -95,7 +95,13 @@ class Engine:
         self._alive.set()
 
     def freeze(self) -> None:
+        """Stop computing and answering, as if hung."""
         self._alive.clear()
+        self._changed.set()
+
+    async def frozen(self) -> None:
+        """Wait until it hangs."""
+        await self.until(lambda: not self._alive.is_set())
 
     def die(self, reason: str) -> None:
         """The core process is gone: every request fails, every later call too."""

@@ -41,6 +41,10 @@ async def _serve(options: Options, log: EngineLog, loading_only: bool) -> int:
     try:
         simulator.bind()
         await simulator.load()
+        if loading_only:
+            simulator.faults.arm("ignore-sigterm", count=0)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, simulator.terminate)
         await simulator.listen()
     except OSError as error:
         where = options.uds or f"{options.host}:{options.port}"
@@ -56,11 +60,6 @@ async def _serve(options: Options, log: EngineLog, loading_only: bool) -> int:
         )
         await simulator.close()
         return 1
-    if loading_only:
-        simulator.faults.arm("ignore-sigterm", count=0)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, simulator.terminate)
     code = await simulator.ended
     await simulator.close()
     return code

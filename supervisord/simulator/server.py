@@ -30,6 +30,9 @@ BACKLOG = 2048
 #: Simulated seconds from the core's death to the process's end, and from SIGTERM to it.
 DEATH_SECONDS = 0.5
 STOP_SECONDS = 1.0
+#: Real seconds: how long the last answers may take to be written, and the least that is left for their bytes to go out.
+LAST_ANSWERS = 1.0
+LAST_BYTES = 0.02
 
 
 class StartFailed(Exception):
@@ -46,7 +49,7 @@ class Simulator:
         self._log = log or EngineLog(None)
         self._own_process = own_process
         self.engine = Engine(options, self.clock, self.faults, self._log, self._died, self._crash)
-        api = Api(options, self.engine, self.faults, self.clock)
+        self._api = api = Api(options, self.engine, self.faults, self.clock)
         self._runner = web.AppRunner(
             build(api, self._log, self.arm),
             handler_cancellation=True,  # a client that leaves ends its request at once
@@ -63,6 +66,7 @@ class Simulator:
         self._timers: list[asyncio.TimerHandle] = []
         self._reopening: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._dying: asyncio.Task[None] | None = None
         #: Resolves to the exit code.
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         for name, arg, count in options.faults:
@@ -195,7 +199,7 @@ class Simulator:
         if not self.options.shutdown_timeout:
             self._shut()
             self.engine.abort()
-            await self.clock.sleep(STOP_SECONDS)
+            await self._last_answers(STOP_SECONDS)
         else:
             # The listener stays, /health stays 200, new requests get 500; streams have N seconds, then they hang.
             self.engine.takes_requests = False
@@ -204,12 +208,24 @@ class Simulator:
                     await self.engine.empty()
             self.engine.freeze()
             await self.engine.empty()
+            await self._last_answers(0.0)
         self._log.uvicorn("Finished server process")
         self._end(0)
 
     def _died(self) -> None:
+        async def follow() -> None:
+            await self._last_answers(DEATH_SECONDS)
+            self._end(0)
+
         if self.faults.armed("lie-health") is None:
-            self._after(DEATH_SECONDS, lambda: self._end(0))
+            self._dying = asyncio.get_running_loop().create_task(follow())
+
+    async def _last_answers(self, seconds: float) -> None:
+        """Give the answers under way their time, then ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_ANSWERS):
+                await self._api.quiet.wait()
+        await asyncio.sleep(max(LAST_BYTES, self.clock.real(seconds)))
 
     def _crash(self) -> None:
         if self._own_process:
@@ -228,7 +244,7 @@ class Simulator:
         """Give everything back. Like the real engine it leaves its Unix socket's file behind."""
         for timer in self._timers:
             timer.cancel()
-        tasks = [task for task in (self._stopping, self._reopening) if task is not None]
+        tasks = [task for task in (self._stopping, self._dying, self._reopening) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
