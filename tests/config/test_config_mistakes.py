@@ -213,7 +213,9 @@ def test_all_mistakes_at_once_in_the_order_of_the_files(mistakes) -> None:
 
 
 def test_a_file_that_cannot_be_parsed_hides_no_mistake_elsewhere_and_invents_none(mistakes) -> None:
-    lines = mistakes("[models.chat.replicas.a]\nunit = 'x.service'\n[proxy]\nx = 1", b10="[models.chat.serve\n")
+    lines = mistakes(
+        "[models.chat.serve]\nseed = 1\n[models.chat.replicas.a]\n[proxy]\nx = 1", b10="[models.chat.serve\n"
+    )
     assert len(lines) == 2
     assert lines[0] == "config.toml: [proxy] x: unknown key"
     assert lines[1].startswith(
@@ -224,6 +226,13 @@ def test_a_file_that_cannot_be_parsed_hides_no_mistake_elsewhere_and_invents_non
 def test_a_value_replaced_by_a_later_file_is_blamed_on_that_file(mistakes) -> None:
     assert mistakes("[proxy]\nlisten = 'a:1'", b10="[proxy]\nlisten = 5") == [
         "config.d/b10.toml: [proxy] listen: must be a text, not the number 5"
+    ]
+
+
+def test_a_table_that_was_replaced_is_blamed_on_the_file_that_has_it_now(mistakes) -> None:
+    serve = SERVE + "[models.chat.replicas.a]"
+    assert mistakes(serve, b10="[models.chat]\nserve = 5", b20="[models.chat.serve]\nseed = 1") == [
+        "config.d/b20.toml: [models.chat.serve] model: is required but missing"
     ]
 
 
