@@ -1,0 +1,109 @@
+"""Taking in the configuration, at the start and again: serialised, by difference, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from supervisord.config.changes import changes
+from supervisord.config.problems import ConfigError
+from supervisord.control import ControlError, ErrorCode
+from supervisord.core.events import Configured, UnitChanged
+from supervisord.core.readings import UnitStatus
+from supervisord.core.record import Record
+from supervisord.core.spec import Config, ReplicaSpec
+from supervisord.effects import Effects, replicas_of
+from supervisord.engine.vllm import VllmEngine
+from supervisord.loop import Dispatcher
+from supervisord.ports import ServiceManager
+from supervisord.sd.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+
+def engine_for(spec: ReplicaSpec) -> VllmEngine:
+    """The control client of one replica. Which names a bundled one answers to is known: the launcher gave them."""
+    return VllmEngine(spec.endpoint, (spec.model,) if spec.bundled else ())
+
+
+class Reloader:
+    """Keeps the configuration that holds now."""
+
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Config],
+        dispatcher: Dispatcher,
+        effects: Effects,
+        manager: ServiceManager,
+        notifier: Notifier,
+    ) -> None:
+        """``read`` reads the files again and raises ``ConfigError``."""
+        self.config = config
+        #: Called with every new configuration.
+        self.reconfigured: list[Callable[[Config], None]] = []
+        self._read = read
+        self._dispatcher, self._effects, self._manager, self._notifier = dispatcher, effects, manager, notifier
+        self._units: dict[str, str] = {}
+        self._adopted = asyncio.Event()
+        self._reloading: asyncio.Task[None] | None = None
+
+    def begin(self, records: Mapping[str, Record]) -> None:
+        """The first configuration, with what the daemon before us left on disk."""
+        self._dispatcher.subscribe(self._check_adopted)
+        self._take(self.config, records)
+
+    async def adopted(self) -> None:
+        """Returns when every unit was read, and every running engine looked at once."""
+        self._check_adopted()
+        await self._adopted.wait()
+
+    async def reload(self) -> Sequence[str]:
+        """Read the files again; a bad configuration changes nothing. Raises ``ControlError`` with every mistake."""
+        self._notifier.reloading()
+        try:
+            new = self._read()
+            said = changes(self.config, new)
+            # Also when nothing was said: idempotent, and the file list may have changed.
+            self.config = new
+            self._take(new, {})
+            for tell in self.reconfigured:
+                tell(new)
+        except ConfigError as error:
+            log.error("the configuration was not taken over: %s", error)
+            raise ControlError(ErrorCode.CONFIG_INVALID, str(error)) from None
+        finally:
+            self._notifier.ready(self._dispatcher.view().status_line())
+        log.info("configuration read again: %s", "; ".join(said) or "nothing changed")
+        return said
+
+    def reload_soon(self) -> None:
+        """SIGHUP."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._reload_for_signal())
+
+    def cancel(self) -> None:
+        if self._reloading is not None:
+            self._reloading.cancel()
+
+    async def _reload_for_signal(self) -> None:
+        with contextlib.suppress(ControlError):  # logged, with every mistake
+            await self.reload()
+
+    def _take(self, config: Config, records: Mapping[str, Record]) -> None:
+        replicas = replicas_of(config.models)
+        self._effects.configure(replicas)
+        self._units = {spec.unit: name for name, spec in replicas.items()}
+        self._dispatcher.dispatch(Configured(config.models, config.supervisor, tuple(records.items())))
+        self._manager.watch(tuple(self._units), self._unit_changed)
+
+    def _unit_changed(self, status: UnitStatus) -> None:
+        name = self._units.get(status.unit)
+        if name is not None:
+            self._dispatcher.dispatch(UnitChanged(name, status))
+
+    def _check_adopted(self) -> None:
+        if not self._adopted.is_set() and self._dispatcher.adopted():
+            self._adopted.set()
