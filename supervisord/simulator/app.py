@@ -48,7 +48,7 @@ def _basic(api: Api) -> list[web.RouteDef]:
     async def metrics(_request: web.Request) -> web.Response:
         blocks = max(1, options.kv_tokens // options.block_size)
         page = engine.metrics.render(options.served_names[0], engine.state.level, blocks, options.block_size)
-        return web.Response(text=page, content_type="text/plain", charset="utf-8")
+        return web.Response(text=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     return [
         web.get("/health", health),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -21,9 +22,17 @@ DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 BASE = ["model", "--host", "127.0.0.1", "--port", "0", "--served-model-name", "big", "big-alias", "--enable-sleep-mode"]
 
 
+def open_files() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
+
+
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """``await start("--option", ...)``: a running simulator, a hundred times faster than life, and its client."""
+    """``await start("--option", ...)``: a running simulator, a hundred times faster than life, and its client.
+
+    At the end nothing may be left: no task, no file descriptor.
+    """
+    tasks, files = asyncio.all_tasks(), open_files()
     async with AsyncExitStack() as stack:
 
         async def run(*words: str, dev: bool = True, factor: float = 0.01, listen: bool = True) -> Client:
@@ -37,3 +46,6 @@ async def start() -> AsyncIterator[Start]:
             return Client(simulator, session)
 
         yield run
+    await asyncio.sleep(0)  # transports closed just now close their sockets in the next turn of the loop
+    assert asyncio.all_tasks() - tasks == {asyncio.current_task()}  # the one that runs this
+    assert open_files() <= files
