@@ -7,18 +7,13 @@ is gone. Every wait here ends with the reply, with its time limit, or with the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from dbus_next.aio.message_bus import MessageBus
-from dbus_next.constants import MessageFlag, MessageType
-from dbus_next.errors import AuthError, InvalidAddressError
-from dbus_next.message import Message
-from dbus_next.signature import Variant
-
 from supervisord.bus import names
-from supervisord.bus.errors import BusError, BusUnavailable, CallFailed
+from supervisord.bus.connection import Call, Connection, Variant
+from supervisord.bus.errors import UNKNOWN_OBJECT, BusError, BusUnavailable, CallFailed
 from supervisord.bus.snapshot import (
     Change,
     DaemonLeft,
@@ -30,13 +25,14 @@ from supervisord.bus.snapshot import (
 )
 from supervisord.control import ControlError, ErrorCode, Verb
 
+# After the modules above, one of which makes dbus-next importable on new Pythons.
+from dbus_next.constants import MessageFlag, MessageType  # isort: skip
+from dbus_next.message import Message  # isort: skip
+
 _DBUS = "org.freedesktop.DBus"
 _DBUS_PATH = "/org/freedesktop/DBus"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
-
-#: Seconds for connecting to the bus, which answers at once or is stuck.
-CONNECT_TIMEOUT = 5.0
 
 #: Errors of the bus that mean: nobody owns our name, or its owner went away before it answered.
 _ABSENT = frozenset(
@@ -61,72 +57,28 @@ class StillWorking(BusError):
     """The time limit passed before the supervisor answered; its work goes on."""
 
 
-class _Bus(MessageBus):
-    """dbus-next's bus, which leaves its socket open when it cannot connect, and spins when the bus hangs up on it."""
-
-    def _setup_socket(self) -> None:
-        try:
-            super()._setup_socket()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self.close()
-            raise
-
-    async def _auth_readline(self) -> str:
-        line = b""
-        while not line.endswith(b"\r\n"):
-            # One byte: what follows the line belongs to the message reader.
-            byte = await self._loop.sock_recv(self._sock, 1)
-            if not byte:
-                raise EOFError("it hung up during authentication")
-            line += byte
-        return line[:-2].decode()
-
-    def close(self) -> None:
-        """Close the socket, connected or not; a second time does nothing."""
-        if not hasattr(self, "_sock") or self._sock.fileno() < 0:
-            return
-        self._user_disconnect = True
-        if hasattr(self, "_disconnect_future"):
-            self._finalize(None)  # type: ignore[no-untyped-call]
-        with suppress(OSError):  # what was not yet sent cannot be flushed any more
-            self._stream.close()
-        self._sock.close()
-
-
 class Client:
     """One connection to the bus. Made by ``connect``."""
 
-    def __init__(self, bus: _Bus) -> None:
-        self._bus = bus
+    def __init__(self, link: _Link) -> None:
+        self._link = link
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._watches: list[Watch] = []
         self._lost: str | None = None
-        bus.add_message_handler(self._on_message)
-        self._disconnect = asyncio.create_task(self._wait_for_disconnect(), name="bus disconnect")
+        link.receive = self._on_message
+        link.lost.add_done_callback(self._on_lost)
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, address: str) -> AsyncIterator[Client]:
         """A client of the bus at ``address`` (``unix:path=...``) for the block; raises ``BusUnavailable``."""
-        bus: _Bus | None = None
+        link = await _Link.open(address, _refuse)
+        assert isinstance(link, _Link)
         try:
-            bus = _Bus(bus_address=address)
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                await bus.connect()
-        except (OSError, EOFError, AuthError, InvalidAddressError) as error:
-            if bus is not None:
-                bus.close()
-            raise BusUnavailable(f"cannot connect to the bus at {address}: {_reason(error)}") from error
-        except BaseException:
-            if bus is not None:
-                bus.close()
-            raise
-        client = cls(bus)
-        try:
-            yield client
+            yield cls(link)
         finally:
-            bus.close()
-            await client._disconnect
+            link.close()
+            await link.lost
 
     async def fleet(self, *, start_daemon: bool = False, timeout: float | None = 10.0) -> FleetStatus:
         """Everything, in one call. ``start_daemon`` lets the bus start the supervisor where it does not run."""
@@ -198,10 +150,9 @@ class Client:
             interface=_OBJECT_MANAGER,
             member="GetManagedObjects",
             flags=MessageFlag.NONE if start_daemon else MessageFlag.NO_AUTOSTART,
-            serial=self._bus.next_serial(),
         )
         if watch is not None:
-            watch._snapshot_serial = message.serial
+            watch._snapshot = message
         reply = await self._call(message, timeout)
         objects: Objects = _unwrap(reply.body[0])
         if names.MANAGER_INTERFACE not in objects.get(names.ROOT_PATH, {}):
@@ -222,14 +173,12 @@ class Client:
         return objects
 
     async def _call(self, message: Message, timeout: float | None) -> Message:
-        if self._lost is not None:
-            raise BusUnavailable(self._lost)
-        if not message.serial:
-            message.serial = self._bus.next_serial()
+        if self._lost is not None or not self._link.alive:
+            raise BusUnavailable(self._lost or "the message bus went away")
         reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._link.post(message)
         self._replies[message.serial] = reply
         try:
-            self._bus.send(message).add_done_callback(_retrieve)
             answer = await asyncio.wait_for(reply, timeout)
         except TimeoutError:
             raise StillWorking(f"no answer within {timeout:g} s") from None
@@ -239,33 +188,44 @@ class Client:
             raise _error(answer)
         return answer
 
-    def _on_message(self, message: Message) -> bool:
+    def _on_message(self, message: Message) -> None:
         if message.message_type is MessageType.SIGNAL:
             for watch in self._watches:
                 watch._feed(message)
-            return False
-        if message.message_type is MessageType.METHOD_CALL:
-            return False  # nobody has reason to call us; dbus-next answers that
+            return
         if message.message_type is MessageType.METHOD_RETURN:
             for watch in self._watches:
-                watch._on_reply(message.reply_serial)
+                watch._on_reply(message)
         reply = self._replies.pop(message.reply_serial, None)
         if reply is not None and not reply.done():
             reply.set_result(message)
-        return True
 
-    async def _wait_for_disconnect(self) -> None:
-        try:
-            await self._bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - whatever the bus' reader raised, the bus is lost
-            self._lost = f"the message bus went away: {_reason(error)}"
-        else:
-            self._lost = "the connection to the message bus was closed"
+    def _on_lost(self, lost: asyncio.Future[str]) -> None:
+        self._lost = f"the message bus went away: {lost.result()}"
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(BusUnavailable(self._lost))
         for watch in self._watches:
             watch._feed(None)
+
+
+class _Link(Connection):
+    """The project's bus connection, with whatever is no call handed to the client."""
+
+    receive: Callable[[Message], None] | None = None
+
+    def post(self, message: Message) -> None:
+        """Send a call; its serial is set when this returns."""
+        self._send(message)
+
+    def _on_message(self, message: Message, on_call: Callable[[Connection, Call], None]) -> bool:
+        if message.message_type is not MessageType.METHOD_CALL and self.receive is not None:
+            self.receive(message)
+        return super()._on_message(message, on_call)
+
+
+def _refuse(connection: Connection, call: Call) -> None:
+    connection.reply_error(call, UNKNOWN_OBJECT, "this connection only asks")
 
 
 class Watch:
@@ -275,7 +235,9 @@ class Watch:
         self._client = client
         self._timeout = timeout
         self._signals: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._snapshot_serial = 0
+        #: The call for everything, and who answered it: the only sender whose signals count.
+        self._snapshot: Message | None = None
+        self._owner = ""
         self._mirror: Mirror | None = None
         #: The supervisor is on the bus again, and was not read yet (a wait for that may have been cancelled).
         self._unread = False
@@ -300,9 +262,9 @@ class Watch:
                 return changes
 
     def _apply(self, signal: Message) -> Sequence[Change]:
-        if signal.interface == _DBUS and signal.member == "NameOwnerChanged":
+        if signal.sender == _DBUS and signal.member == "NameOwnerChanged":
             return self._owner_changed(signal.body[2])
-        if self._mirror is None:
+        if self._mirror is None or signal.sender != self._owner:
             return ()
         if signal.interface == _PROPERTIES and signal.member == "PropertiesChanged":
             change = self._mirror.properties_changed(signal.path, signal.body[0], _unwrap(signal.body[1]))
@@ -336,9 +298,10 @@ class Watch:
     def _feed(self, signal: Message | None) -> None:
         self._signals.put_nowait(signal)
 
-    def _on_reply(self, serial: int) -> None:
+    def _on_reply(self, reply: Message) -> None:
         """Whatever was signalled before the snapshot is in it: the bus keeps the order."""
-        if serial == self._snapshot_serial:
+        if self._snapshot is not None and reply.reply_serial == self._snapshot.serial:
+            self._owner = reply.sender
             while not self._signals.empty():
                 self._signals.get_nowait()
 
@@ -365,17 +328,3 @@ def _unwrap(value: Any) -> Any:
     if isinstance(value, list):
         return [_unwrap(item) for item in value]
     return value
-
-
-def _retrieve(sent: asyncio.Future[None]) -> None:
-    """A failed write shows as the loss of the bus; its own exception has no other reader."""
-    if not sent.cancelled():
-        sent.exception()
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) and not str(error):
-        return "no answer in time"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from supervisord.bus.client import Client, StillWorking
-from supervisord.bus.errors import CallFailed
+from supervisord.bus.errors import UNKNOWN_OBJECT, CallFailed
 from supervisord.bus.snapshot import FleetStatus
 from supervisord.cli import words
 from supervisord.cli.console import printable
@@ -122,5 +122,8 @@ async def _command(session: Session, client: Client, target: Target, verb: Verb)
             Exit.FAILED,
         )
     except CallFailed as error:
-        failure = Report("CallFailed", f"the bus or the daemon refused the call: {error}", Exit.FAILED)
+        if error.error == UNKNOWN_OBJECT:  # a reload came between
+            failure = Report("NoSuchTarget", "it is no longer configured.", Exit.NO_SUCH)
+        else:
+            failure = Report("CallFailed", f"the bus or the daemon refused the call: {error}", Exit.FAILED)
     return Outcome(target, time.monotonic() - began, failure)

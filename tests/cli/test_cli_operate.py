@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -106,6 +107,17 @@ def test_one_target_that_fails_does_not_hide_the_one_that_is_done(vllmctl, contr
     assert ended.code == 5
     assert ended.out.startswith("chat: awake")
     assert ended.err == "vllmctl: embed: embed is held.\n"
+
+
+def test_a_target_that_a_reload_took_away_in_the_meantime_exits_4(vllmctl, control):
+    async def reload():
+        fleet = control.fleet
+        control.become(dataclasses.replace(fleet, models=fleet.models[:1], replicas=fleet.replicas[:2]))
+
+    control.scripts["chat"] = reload
+    ended = vllmctl("wake", "chat", "embed")
+    assert ended.code == 4
+    assert ended.err == "vllmctl: embed: it is no longer configured.\n"
 
 
 def test_targets_that_fail_differently_exit_1(vllmctl, control):
