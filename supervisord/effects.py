@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from supervisord.core.actions import (
@@ -20,7 +20,7 @@ from supervisord.core.actions import (
 from supervisord.core.events import EngineAnswered, Event, LastLines, Persisted, Probed, UnitJobDone
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.record import Record
-from supervisord.core.spec import ModelSpec, ReplicaSpec
+from supervisord.core.spec import ModelSpec, ReplicaSpec, ServeSpec
 from supervisord.ports import Engine, EngineError, ServiceManager, UnitError
 from supervisord.statedir import StateError
 
@@ -57,13 +57,14 @@ class Effects:
         self,
         manager: ServiceManager,
         store: RecordStore,
-        engine_for: Callable[[ReplicaSpec], Engine],
+        engine_for: Callable[[ModelSpec, ReplicaSpec], Engine],
         memory: MemoryMeter,
         owner: OwnerCheck,
     ) -> None:
         self._manager, self._store, self._memory, self._owner = manager, store, memory, owner
         self._engine_for = engine_for
         self._engines: dict[str, tuple[ReplicaSpec, Engine]] = {}
+        self._models: dict[str, ModelSpec] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._report: Callable[[Event], None] = lambda event: None
         #: Replicas whose endpoint was seen to belong to their unit since its last start.
@@ -74,16 +75,19 @@ class Effects:
         """Where results go. Set once, before the first action."""
         self._report = dispatch
 
-    def configure(self, replicas: Mapping[str, ReplicaSpec]) -> None:
-        """One engine client per replica; those whose replica is gone or moved are closed."""
+    def configure(self, models: Sequence[ModelSpec]) -> None:
+        """One engine client per replica; those whose replica is gone or differs are closed."""
+        replicas = replicas_of(models)
+        before, self._models = self._models, {model.name: model for model in models}
         for name, (spec, engine) in list(self._engines.items()):
-            if replicas.get(name) != spec:
+            same_serve = _serve(before, spec) == _serve(self._models, spec)
+            if replicas.get(name) != spec or not same_serve:
                 del self._engines[name]
                 self._known_owner.discard(name)
                 self._spawn(engine.close())
         for name, spec in replicas.items():
             if name not in self._engines:
-                self._engines[name] = (spec, self._engine_for(spec))
+                self._engines[name] = (spec, self._engine_for(self._models[spec.model], spec))
 
     def perform(self, action: Action) -> None:
         """Set one action going; returns at once."""
@@ -232,6 +236,11 @@ def _why(status: UnitStatus, result: str) -> str:
     if status.status_text:
         text += f" ({status.status_text})"
     return text
+
+
+def _serve(models: Mapping[str, ModelSpec], spec: ReplicaSpec) -> ServeSpec | None:
+    model = models.get(spec.model)
+    return model.serve if model is not None else None
 
 
 def replicas_of(models: Iterable[ModelSpec]) -> dict[str, ReplicaSpec]:

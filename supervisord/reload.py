@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from supervisord.config.changes import changes
@@ -13,9 +14,10 @@ from supervisord.control import ControlError, ErrorCode
 from supervisord.core.events import Configured, UnitChanged
 from supervisord.core.readings import UnitStatus
 from supervisord.core.record import Record
-from supervisord.core.spec import Config, ReplicaSpec
+from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.vllm import VllmEngine
+from supervisord.launcher.command import api_key_of
 from supervisord.loop import Dispatcher
 from supervisord.ports import ServiceManager
 from supervisord.sd.notify import Notifier
@@ -23,9 +25,11 @@ from supervisord.sd.notify import Notifier
 log = logging.getLogger(__name__)
 
 
-def engine_for(spec: ReplicaSpec) -> VllmEngine:
-    """The control client of one replica. Which names a bundled one answers to is known: the launcher gave them."""
-    return VllmEngine(spec.endpoint, (spec.model,) if spec.bundled else ())
+def engine_for(model: ModelSpec, spec: ReplicaSpec) -> VllmEngine:
+    """The control client of one replica. What a bundled one was started with is known: names and key."""
+    if not spec.bundled or model.serve is None:
+        return VllmEngine(spec.endpoint)
+    return VllmEngine(spec.endpoint, (model.name,), api_key_of(model.serve, {**os.environ, **model.serve.env}) or None)
 
 
 class Reloader:
@@ -94,7 +98,7 @@ class Reloader:
 
     def _take(self, config: Config, records: Mapping[str, Record]) -> None:
         replicas = replicas_of(config.models)
-        self._effects.configure(replicas)
+        self._effects.configure(config.models)
         self._units = {spec.unit: name for name, spec in replicas.items()}
         self._dispatcher.dispatch(Configured(config.models, config.supervisor, tuple(records.items())))
         self._manager.watch(tuple(self._units), self._unit_changed)

@@ -91,7 +91,7 @@ def launch(model: ModelSpec, replica: ReplicaSpec, environ: Mapping[str, str]) -
         endpoint=endpoint,
         served_name=model.name,
         model_path=_model_path(serve, home),
-        api_key=_api_key(serve, env),
+        api_key=api_key_of(serve, env),
     )
 
 
@@ -175,7 +175,8 @@ def _model_path(serve: ServeSpec, home: str) -> str:
     return model if own and model.startswith(("/", "./", "../")) else ""
 
 
-def _api_key(serve: ServeSpec, env: Mapping[str, str]) -> str:
+def api_key_of(serve: ServeSpec, env: Mapping[str, str]) -> str:
+    """The key that the engine asks its clients for; empty when it asks for none. ``env``: the engine's."""
     key = serve.options.get("api-key") or env.get("VLLM_API_KEY", "")
     if isinstance(key, list):
         key = key[0]
