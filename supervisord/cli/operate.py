@@ -88,7 +88,9 @@ async def _operate(session: Session, verb: Verb) -> Exit:
     for outcome in outcomes:
         name = printable(outcome.target.name)
         if outcome.failure is not None:
-            console.complain(f"{name}: {outcome.failure.message}")
+            # The supervisor mostly names what failed itself, one replica of a model for instance.
+            message = outcome.failure.message
+            console.complain(message if outcome.target.name in message else f"{name}: {message}")
         elif not console.json and not console.quiet:
             level = f" (level {session.args.level})" if verb is Verb.SLEEP else ""
             console.say(f"{name}: {_DONE[verb]}{level}, after {words.span(outcome.seconds)}")

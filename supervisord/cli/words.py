@@ -74,7 +74,7 @@ def replica_notes(replica: ReplicaStatus, now: float) -> list[str]:
     if replica.hold == "down":
         notes.append("held down")
     elif replica.hold == "drained":
-        notes.append("held, gets no requests")
+        notes.append("held drained")
     if replica.health == "suspect":
         notes.append("suspect")
     elif replica.health == "dead":
@@ -84,7 +84,7 @@ def replica_notes(replica: ReplicaStatus, now: float) -> list[str]:
         notes.append(f"tried again in {span(left)}" if left > 0 else "tried again now")
     if replica.state == "asleep" and replica.wake_seconds:
         notes.append(f"wakes in about {span(replica.wake_seconds)}")
-    if replica.state in ("stopped", "starting") and replica.start_seconds and replica.hold != "down":
+    if replica.state in ("stopped", "starting") and replica.start_seconds and replica.hold == "none":
         notes.append(f"starts in about {span(replica.start_seconds)}")
     if replica.state == "ready" and not replica.can_sleep:
         notes.append("cannot sleep")

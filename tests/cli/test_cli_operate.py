@@ -106,7 +106,7 @@ def test_one_target_that_fails_does_not_hide_the_one_that_is_done(vllmctl, contr
     ended = vllmctl("wake", "chat", "embed")
     assert ended.code == 5
     assert ended.out.startswith("chat: awake")
-    assert ended.err == "vllmctl: embed: embed is held.\n"
+    assert ended.err == "vllmctl: embed is held.\n"
 
 
 def test_a_target_that_a_reload_took_away_in_the_meantime_exits_4(vllmctl, control):

@@ -55,7 +55,7 @@ def test_status_shows_holds_and_health(vllmctl, supervisor, control):
     supervisor.do(lambda: control.set_replica("chat-a", hold=Hold.DRAINED, health=Health.SUSPECT))
     supervisor.do(lambda: control.set_replica("chat-b", hold=Hold.DOWN, state=Life.STOPPED, sleep_level=0))
     out = vllmctl("status").out
-    assert "held, gets no requests, suspect" in out
+    assert "held drained, suspect" in out
     assert "stopped for 12 min" in out
     assert "held down" in out
 

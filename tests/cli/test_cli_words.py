@@ -115,7 +115,7 @@ def usec(seconds: float) -> int:
         (
             {"State": "ready", "Health": "dead", "Hold": "drained"},
             "ready",
-            ["held, gets no requests", "dead, being restarted"],
+            ["held drained", "dead, being restarted"],
         ),
         ({"State": "some_new_state"}, "some new state", []),
     ],
