@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
@@ -155,10 +157,15 @@ class HttpClient:
             self._response.force_close()
 
     def cut(self) -> None:
-        """Reset the connection: an orderly close would look like the end of a response without a length."""
+        """Close the connection in the middle of the response; where only its close would end it, reset it."""
         self._over = True
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        transport = self._request.transport
+        if transport is None:
+            return
+        if self._response is not None and not self._response.chunked and self._response.content_length is None:
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
 
 async def receive_body(request: web.BaseRequest, spec: ProxySpec, spool_after: int | None) -> tuple[Body, bool]:

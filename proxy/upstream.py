@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_exceptions import UnixClientConnectorError
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawResponseMessage
 from yarl import URL
 
@@ -24,7 +29,6 @@ KEEPALIVE = 4.0
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 # A full backlog of a Unix socket refuses at once, where TCP would wait: tried again (seconds) within connect_timeout.
-_BACKLOG_FULL = frozenset({errno.EAGAIN, errno.ENOTCONN})
 _BACKLOG_PAUSE = 0.02
 
 _MAX_HEAD_LINE = 64 * 1024
@@ -50,9 +54,9 @@ class Upstreams:
             pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
         splice = exchange.splice_for(lease)
         try:
-            return await self._send_once(pool.kept, pool, exchange, splice)
+            return await self._request(pool.kept, pool, exchange, splice)
         except _StaleConnection:
-            return await self._send_once(pool.new, pool, exchange, splice)
+            return await self._request(pool.new, pool, exchange, splice)
 
     def configure(self, spec: ProxySpec) -> None:
         """Take new timeouts. The pool of a replica that is gone stays: empty, because idle connections are not kept."""
@@ -63,18 +67,6 @@ class Upstreams:
         for pool in self._pools.values():
             await pool.close()
         self._pools.clear()
-
-    async def _send_once(
-        self, session: aiohttp.ClientSession, pool: _Pool, exchange: Exchange, splice: Splice | None
-    ) -> EngineAnswer:
-        deadline = asyncio.get_running_loop().time() + self._spec.connect_timeout
-        while True:
-            try:
-                return await self._request(session, pool, exchange, splice)
-            except _BacklogFull as full:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise ConnectFailed(f"cannot connect to {pool.endpoint}: its backlog is full") from full
-                await asyncio.sleep(_BACKLOG_PAUSE)
 
     async def _request(
         self, session: aiohttp.ClientSession, pool: _Pool, exchange: Exchange, splice: Splice | None
@@ -161,9 +153,7 @@ class _Pool:
         if not force_close:
             options["keepalive_timeout"] = KEEPALIVE
         connector = (
-            aiohttp.UnixConnector(self._socket, **options)
-            if self._socket is not None
-            else aiohttp.TCPConnector(**options)
+            _UnixConnector(self._socket, **options) if self._socket is not None else aiohttp.TCPConnector(**options)
         )
         return aiohttp.ClientSession(
             connector=connector,
@@ -174,6 +164,36 @@ class _Pool:
             max_field_size=_MAX_HEAD_LINE,
             trace_configs=[_trace_config()],
         )
+
+
+class _UnixConnector(aiohttp.UnixConnector):
+    """aiohttp's, but a full backlog is waited for.
+
+    ``connect`` on a non-blocking Unix socket then says EAGAIN, and nothing is under way; asyncio waits for the socket
+    to be writable, which it is, and takes it for connected. A burst after a wake would demote a healthy replica.
+    """
+
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(timeout.sock_connect):
+                    while number := sock.connect_ex(self.path):
+                        if number != errno.EAGAIN:
+                            raise OSError(number, os.strerror(number))
+                        await asyncio.sleep(_BACKLOG_PAUSE)
+            except TimeoutError:
+                full = OSError(errno.EAGAIN, "its backlog is full")
+                raise UnixClientConnectorError(self.path, req.connection_key, full) from None
+            except OSError as error:
+                raise UnixClientConnectorError(self.path, req.connection_key, error) from error
+            _, protocol = await loop.create_unix_connection(self._factory, sock=sock)
+            undo.pop_all()
+        return protocol
 
 
 class _Trace:
@@ -198,14 +218,15 @@ class _Upload(aiohttp.Payload):
         super().__init__(None, content_type="application/octet-stream")
         self._body, self._splice = body, splice
         self._size = body.spliced_size(splice)
-        self._writer: AbstractStreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
         self.complete = False
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         raise TypeError("a body on its way has no text")
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        self._writer = writer
+        # Only aiohttp's concrete writer has it, and only while the connection is open: kept for cut().
+        self._transport = getattr(writer, "transport", None)
         for piece in self._body.pieces(self._splice):
             await writer.write(piece)
         self.complete = True
@@ -215,16 +236,11 @@ class _Upload(aiohttp.Payload):
 
     def cut(self) -> None:
         """Drop what was not sent yet: a plain close would wait until an engine that hangs has read it."""
-        transport = getattr(self._writer, "transport", None)
-        if transport is not None:
-            transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class _StaleConnection(Exception):
-    pass
-
-
-class _BacklogFull(Exception):
     pass
 
 
@@ -236,8 +252,6 @@ def _classify(error: aiohttp.ClientConnectionError, endpoint: str, *, reused: bo
     number = getattr(getattr(error, "os_error", error), "errno", None)
     if number in _LOCAL_ERRORS:
         return LocalFault(f"cannot open a connection to {endpoint}: {error}")
-    if number in _BACKLOG_FULL and endpoint.startswith("unix:"):
-        return _BacklogFull()
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return ConnectFailed(f"{endpoint} closed the connection without an answer")
     return ConnectFailed(f"cannot reach {endpoint}: {error}")
