@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from supervisord.core.events import Verb
+from supervisord.core.verbs import Verb
 from supervisord.core.view import FleetView
 
 __all__ = ["Control", "ControlError", "ErrorCode", "Failover", "Verb"]

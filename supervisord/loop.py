@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from supervisord.core import step as core
 from supervisord.core.actions import Action, Answer, Deny, Grant, Note
 from supervisord.core.admission import Chooser, Ending, Lease, ListedModel, Refuse, Wait
-from supervisord.core.events import Command, Event, Tick, Verb
+from supervisord.core.events import Command, Event, Tick
 from supervisord.core.fleet import Fleet
+from supervisord.core.verbs import Verb
 from supervisord.core.view import FleetView, look
 
 log = logging.getLogger(__name__)

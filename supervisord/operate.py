@@ -87,6 +87,10 @@ class Operator:
     async def _restart_one_by_one(self, model: ModelView) -> None:
         by_name = {r.name: r for r in self.view().replicas}
         up = [n for n in model.replicas if by_name[n].state not in (Life.STOPPED,) and by_name[n].hold is not Hold.DOWN]
+        if not up:
+            held = any(by_name[n].hold is Hold.DOWN for n in model.replicas)
+            code, why = (ErrorCode.HELD, "is held down") if held else (ErrorCode.START_FAILED, "is stopped")
+            raise ControlError(code, f"model {model.name} {why}: there is nothing to restart ('up' starts it)")
         for done, name in enumerate(up):
             try:
                 await self.command_replica(name, Verb.RESTART)

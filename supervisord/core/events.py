@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from supervisord.core.readings import Probe, UnitStatus
 from supervisord.core.record import Record
 from supervisord.core.spec import ModelSpec, SupervisorSpec
+from supervisord.core.verbs import Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,6 @@ class LastLines:
 
     replica: str
     lines: tuple[str, ...]
-
-
-class Verb(StrEnum):
-    """What can be asked of a replica, or of all replicas of a model."""
-
-    SLEEP = "sleep"
-    WAKE = "wake"
-    START = "start"  # and end a hold
-    STOP = "stop"  # and hold
-    RESTART = "restart"
-    DRAIN = "drain"  # and hold, running
 
 
 @dataclass(frozen=True, slots=True)

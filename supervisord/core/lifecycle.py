@@ -192,7 +192,10 @@ def _slept(turn: Turn, replica: Replica) -> None:
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     turn.note(NoteKind.SLEPT, replica, f"asleep, level {replica.level}")
     if replica.sleep_broken:
-        message = f"sleep {replica.level} left its memory in use, so it is stopped instead"
+        message = (
+            f"sleep {replica.level} left its memory in use (is it started with --enable-sleep-mode?),"
+            " so it is stopped instead"
+        )
         replica.last_error = message
         turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True)
         if replica.goal is not Goal.AWAKE:

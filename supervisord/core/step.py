@@ -23,7 +23,6 @@ from supervisord.core.events import (
     Tick,
     UnitChanged,
     UnitJobDone,
-    Verb,
 )
 from supervisord.core.fleet import Fleet, Turn
 from supervisord.core.goals import fail_goal, set_config_goal, set_goal, set_idle_goal
@@ -32,6 +31,7 @@ from supervisord.core.pursuit import pursue
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import VerifyStep
 from supervisord.core.states import Hold, Life
+from supervisord.core.verbs import Verb
 
 #: Settling reaches a fixed point in a few rounds; more would be two rules that undo each other.
 MAX_ROUNDS = 20

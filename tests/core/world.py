@@ -37,7 +37,6 @@ from supervisord.core.events import (
     Tick,
     UnitChanged,
     UnitJobDone,
-    Verb,
 )
 from supervisord.core.fleet import Fleet
 from supervisord.core.readings import EngineState, Probe, UnitStatus
@@ -45,6 +44,7 @@ from supervisord.core.record import Phase, Record
 from supervisord.core.replica import Replica
 from supervisord.core.spec import IdleLadder, ModelSpec, ReplicaSpec, SupervisorSpec, WakeLimits
 from supervisord.core.states import Life
+from supervisord.core.verbs import Verb
 
 NO_LADDER, USUAL_WAKE, USUAL = IdleLadder(), WakeLimits(), SupervisorSpec()
 
