@@ -30,7 +30,7 @@ _DBUS, _DBUS_ROOT = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 #: Seconds for one answer. systemd answers nobody while it reloads.
 _ANSWER_LIMIT = 25.0
-#: Seconds that the manager may be off the bus before what waits for it is given up: a daemon-reexec takes about one.
+#: Seconds without the bus or the manager before what waits for it is given up: a daemon-reexec takes about one.
 _ABSENCE_LIMIT = 10.0
 #: Seconds until the next attempt to connect: the first, and the longest.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
@@ -56,8 +56,12 @@ class Listener(Protocol):
         """Anything may have changed unseen."""
         ...
 
+    def manager_away(self) -> None:
+        """The bus or the manager is gone; mostly for less than a second. ``look_again`` comes when it is back."""
+        ...
+
     def manager_lost(self, reason: str) -> None:
-        """The bus or the manager is gone, and did not come back at once."""
+        """It did not come back soon."""
         ...
 
 
@@ -71,11 +75,12 @@ class Signals:
         self._task: asyncio.Task[None] | None = None
         #: The unique name of the manager, empty while it has none.
         self._owner = ""
-        self._owner_changed = asyncio.Event()
+        self._owner_changed: asyncio.Future[None] | None = None
         self._present = asyncio.Event()
         self._paths: set[str] = set()
+        self._giving_up: asyncio.TimerHandle | None = None
         #: Why there is no connection to the manager, while there is none.
-        self.trouble = "not opened"
+        self.trouble = "no connection was made yet"
 
     def open(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="systemd signals")
@@ -86,6 +91,8 @@ class Signals:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
 
     async def present(self) -> None:
         """Wait until the manager is on the bus and sends us its signals; bounded by the caller."""
@@ -115,7 +122,7 @@ class Signals:
                 connection = await _Connection.open(self._address(), _refuse)
                 assert isinstance(connection, _Connection)
             except (BusUnavailable, NoSessionBus) as error:
-                self._lost(str(error))
+                self._away(str(error))
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _RETRY_LONGEST)
                 continue
@@ -123,11 +130,11 @@ class Signals:
             try:
                 await self._use(connection)
             except BusError as error:
-                self._lost(str(error))
+                self._away(str(error))
             finally:
                 self._connection = None
-                self._present.clear()
                 connection.close()
+            await asyncio.sleep(delay)
 
     async def _use(self, connection: _Connection) -> None:
         """Follow the manager through its comings and goings on one connection; ends with its loss, as an exception."""
@@ -135,43 +142,34 @@ class Signals:
         for rule in (*_RULES, *map(_unit_rule, sorted(self._paths))):
             await connection.add_rule(rule)
         self._connection = connection
-        lost = asyncio.ensure_future(self._raise_when_lost(connection))
-        try:
-            while True:
-                self._owner_changed.clear()
-                changed = asyncio.ensure_future(self._owner_changed.wait())
-                try:
-                    limit = None if await self._subscribe(connection) else _ABSENCE_LIMIT
-                    await asyncio.wait((lost, changed), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-                    if not lost.done() and not changed.done():
-                        self._lost("the service manager has left the bus")
-                        await asyncio.wait((lost, changed), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    changed.cancel()
-                if lost.done():
-                    lost.result()
-        finally:
-            lost.cancel()
+        while not connection.lost.done():
+            self._owner_changed = asyncio.get_running_loop().create_future()
+            await self._subscribe(connection)
+            await asyncio.wait((connection.lost, self._owner_changed), return_when=asyncio.FIRST_COMPLETED)
+        raise BusUnavailable(f"the connection to the bus was lost: {connection.lost.result()}")
 
-    async def _subscribe(self, connection: _Connection) -> bool:
-        """Ask the manager for its signals; false when there is no manager."""
+    async def _subscribe(self, connection: _Connection) -> None:
+        """Ask the manager for its signals, if there is a manager."""
         try:
             [self._owner] = await connection.call(_DBUS, _DBUS_ROOT, _DBUS, "GetNameOwner", "s", [_SYSTEMD])
             await connection.call(_SYSTEMD, _ROOT, _MANAGER, "Subscribe")
         except CallFailed as failure:
             if failure.error != f"{_SYSTEMD}.AlreadySubscribed":  # it remembers subscribers over a daemon-reexec
-                self.trouble = failure.text
-                return False
+                self._away(failure.text)
+                return
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
         self._present.set()
         self._listener.look_again()
-        return True
 
     def _on_signal(self, message: Message) -> None:
         match message.member, message.body:
             case "NameOwnerChanged", [name, _, owner] if name == _SYSTEMD and message.sender == _DBUS:
                 self._owner = owner
-                self._present.clear()
-                self._owner_changed.set()
+                self._away("the service manager has left the bus")
+                if self._owner_changed is not None and not self._owner_changed.done():
+                    self._owner_changed.set_result(None)
             case _ if message.sender != self._owner:
                 pass  # sent to us directly, by somebody who is not systemd
             case "JobRemoved", [_, job, _, result]:
@@ -181,15 +179,21 @@ class Signals:
             case ("Reloading", [False]) | ("UnitFilesChanged", []):
                 self._listener.look_again()
 
-    def _lost(self, reason: str) -> None:
+    def _away(self, reason: str) -> None:
         if reason != self.trouble:
             _log.warning("systemd cannot be reached: %s", reason)
         self.trouble = reason
-        self._listener.manager_lost(reason)
+        self._present.clear()
+        self._listener.manager_away()
+        if self._giving_up is None:
+            self._give_up_later()
 
-    @staticmethod
-    async def _raise_when_lost(connection: _Connection) -> None:
-        raise BusUnavailable(f"the connection to the bus was lost: {await asyncio.shield(connection.lost)}")
+    def _give_up_later(self) -> None:
+        self._giving_up = asyncio.get_running_loop().call_later(_ABSENCE_LIMIT, self._give_up)
+
+    def _give_up(self) -> None:
+        self._listener.manager_lost(self.trouble)
+        self._give_up_later()  # a command that was on its way may have begun to wait since
 
 
 class _Connection(Connection):

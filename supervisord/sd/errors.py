@@ -11,7 +11,8 @@ TIMEOUT = "org.freedesktop.DBus.Error.Timeout"
 #: Not systemd's: it reports a start that was refused for the start limit as a job that failed.
 START_LIMIT_HIT = "io.github.vllmctl1.Error.StartLimitHit"
 
-_NOT_THERE = (
+#: The bus or the manager is not there, at the moment at least.
+NOT_THERE = (
     DISCONNECTED,
     "org.freedesktop.DBus.Error.ServiceUnknown",
     "org.freedesktop.DBus.Error.NameHasNoOwner",
@@ -28,7 +29,7 @@ def unit_error(verb: str, unit: str, name: str, text: str) -> UnitError:
         reason = f"the unit is masked (`systemctl --user unmask {unit}` ends that)"
     elif name == START_LIMIT_HIT:
         reason = "it was started too often in a short time (its StartLimitBurst=); resetting its failure ends that"
-    elif name in _NOT_THERE:
+    elif name in NOT_THERE:
         name, reason = DISCONNECTED, f"the service manager cannot be reached ({text})"
     else:
         reason = text or name

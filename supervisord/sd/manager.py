@@ -20,7 +20,7 @@ from supervisord.bus.names import escape
 from supervisord.ports import UnitError, UnitStatus
 from supervisord.sd.bus import Signals
 from supervisord.sd.commands import CommandFailed, Commands
-from supervisord.sd.errors import DISCONNECTED, START_LIMIT_HIT, unit_error
+from supervisord.sd.errors import DISCONNECTED, NOT_THERE, START_LIMIT_HIT, unit_error
 from supervisord.sd.jobs import Job, Jobs
 from supervisord.sd.logs import TO_A_FILE, file_lines, journal_lines, output_file
 
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that a command waits for a manager that is off the bus: a daemon-reexec takes about one.
 _REACH_LIMIT = 10.0
-#: Seconds until a reading that failed is tried again.
-_READ_RETRY = 1.0
+#: Seconds until a call that found no manager is made again, and until a reading that failed is tried again.
+_CALL_RETRY, _READ_RETRY = 0.1, 1.0
 
 
 class SystemdManager:
@@ -120,11 +120,17 @@ class SystemdManager:
     async def _call(self, name: str, unit: str, *args: str | int, verb: str = "") -> Any:
         """Make one of the worker's calls; ``verb`` is what a failure says that we cannot do."""
         verb = verb or _IN_WORDS.get(name, name)
-        await self._reach(verb, unit)
-        try:
-            return await self._commands.call(name, *args)
-        except CommandFailed as failure:
-            raise unit_error(verb, unit, failure.name, str(failure)) from None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _REACH_LIMIT
+        while True:
+            await self._reach(verb, unit)
+            try:
+                return await self._commands.call(name, *args)
+            except CommandFailed as failure:
+                if failure.name not in NOT_THERE or name in _NOT_TWICE or loop.time() > until:
+                    raise unit_error(verb, unit, failure.name, str(failure)) from None
+            # The bus went away under the call, or is back before the manager: to ask again is harmless.
+            await asyncio.sleep(_CALL_RETRY)
 
     async def _reach(self, verb: str, unit: str) -> None:
         try:
@@ -205,14 +211,18 @@ class SystemdManager:
         self._look_at_jobs = True
         self._work.set()
 
-    def manager_lost(self, reason: str) -> None:
+    def manager_away(self) -> None:
         self._commands.release()  # its connection is no better than ours
+
+    def manager_lost(self, reason: str) -> None:
         self._jobs.fail(reason)
 
     def _address(self) -> str:
         return system_bus_address(os.environ) if self._system else session_bus_address(os.environ)
 
 
+#: Calls that may have been heard though they failed, and would do more harm when heard twice.
+_NOT_TWICE = ("restart", "kill")
 #: The worker's calls as a person says them after "cannot".
 _IN_WORDS = {"reset_failed": "reset the failure of", "kill": "signal"}
 

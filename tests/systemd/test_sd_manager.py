@@ -335,9 +335,20 @@ async def test_the_worker_is_replaced_when_it_dies(manager, unit_dir):
     await manager.start(unit)
     [child] = children()
     os.kill(child, signal.SIGKILL)
-    with pytest.raises(UnitError, match=r"cannot stop probe.service: the service manager cannot be reached"):
-        await manager.stop(unit)
     assert await manager.stop(unit) == "done"
+    assert children() not in ([], [child])
+
+
+async def test_a_signal_is_not_sent_twice_when_the_worker_dies(manager, unit_dir):
+    unit = unit_dir.service("probe.service", RUNS)
+    await manager.start(unit)
+    [child] = children()
+    os.kill(child, signal.SIGSTOP)
+    sending = asyncio.create_task(manager.kill(unit, signal.SIGTERM))
+    await asyncio.sleep(0)
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(UnitError, match=r"cannot signal probe.service: the service manager cannot be reached"):
+        await sending
 
 
 async def test_last_lines_of_a_unit_that_logs_to_a_file(manager, unit_dir, tmp_path):
