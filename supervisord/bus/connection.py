@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from supervisord.bus.errors import BusUnavailable, CallFailed, NameTaken
+from supervisord.bus.errors import BusError, BusUnavailable, CallFailed, NameTaken
 
 if not hasattr(typing, "no_type_check_decorator"):  # gone from Python 3.15; dbus-next only decorates with it
     typing.no_type_check_decorator = lambda decorator: decorator
@@ -169,8 +169,11 @@ class Connection:
         return str(self._bus.unique_name)
 
     async def request_name(self, name: str) -> None:
-        """Own ``name`` or raise ``NameTaken``; there is no queueing."""
-        [answer] = await self._daemon("RequestName", "su", [name, NameFlag.DO_NOT_QUEUE])
+        """Own ``name`` or raise ``NameTaken``, or ``BusError`` where we may not; there is no queueing."""
+        try:
+            [answer] = await self._daemon("RequestName", "su", [name, NameFlag.DO_NOT_QUEUE])
+        except CallFailed as error:
+            raise BusError(f"cannot own the bus name {name}: {error.text}") from error
         if answer in (RequestNameReply.PRIMARY_OWNER.value, RequestNameReply.ALREADY_OWNER.value):
             return
         pid: int | None = None

@@ -53,7 +53,7 @@ class BusService:
     # ---- life ----
 
     async def start(self) -> None:
-        """Connect, export, own the name. Raises ``BusUnavailable`` or ``NameTaken`` and leaves nothing behind then."""
+        """Connect, export, own the name. Raises ``BusError`` (``NameTaken``, ...) and leaves nothing behind then."""
         self._unsubscribe = [
             self._control.subscribe(self._feed.mark),
             self._control.subscribe_failovers(self._on_failover),
