@@ -121,12 +121,19 @@ def _elsewhere(model: Model, suspect: Replica) -> bool:
 
 
 def bring_back(turn: Turn, model: Model) -> None:
-    """Want as many replicas as requests wait: one request wakes one, a burst wakes all, each once."""
+    """Want as many replicas as requests wait: one request wakes one, a burst wakes all, each once.
+
+    Whoever can be served this very moment (a wake has just ended) waits for nobody: it is about to be granted.
+    """
     if turn.fleet.draining or not model.waiting:
         return
+    healthy = [r for r in model.replicas if r.routable and r.health is Health.OK]
+    waiting = sum(
+        1 for waiter in model.waiting.values() if all(waiter.excluded.get(r.name) == r.generation for r in healthy)
+    )
     coming = sum(1 for r in model.replicas if r.coming)
     for replica in _resting(turn, model):
-        if coming >= len(model.waiting):
+        if coming >= waiting:
             return
         set_goal(turn, replica, Goal.AWAKE, why="a request arrived")
         coming += 1

@@ -17,6 +17,26 @@ def test_one_request_wakes_one_replica_and_a_burst_wakes_all_each_once():
     assert [world.engines[name].run for name in ("a", "b")] == [1, 1]
 
 
+def test_the_request_that_woke_one_replica_wakes_no_other_at_the_end():
+    world = World(model(replicas=("a", "b")))
+    ticket = world.admit()
+    world.run()
+    world.finish(world.outcomes[ticket])
+    world.run()
+    assert (world.life("a"), world.life("b")) == (Life.READY, Life.STOPPED)
+    assert world.engines["b"].run == 0
+    for name in ("a", "b"):
+        world.command(name, Verb.START)
+    world.run()
+    for name in ("a", "b"):
+        world.command(name, Verb.SLEEP, 2)
+    world.run()
+    ticket = world.admit()
+    world.run()
+    assert world.outcomes[ticket].replica == "a"
+    assert (world.life("a"), world.life("b")) == (Life.READY, Life.ASLEEP)
+
+
 def test_a_crowd_on_the_awake_replica_wakes_its_sleeping_sibling():
     world = World(model(replicas=("a", "b")), running=("a", "b"))
     world.run()
