@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,8 @@ from proxy.errors import Dialect, ProxyError, bad_request, error_body
 from proxy.exchange import ClientGone
 from proxy.headers import Headers
 from supervisord.core.spec import ProxySpec
+
+log = logging.getLogger("proxy.access")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -86,6 +89,7 @@ class ClientConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a response has begun, it cannot become an error")
         error = ProxyError(status, status, f"cannot parse the request: {(message or 'malformed').splitlines()[0]}")
+        log.info("status=%d detail=%r", status, error.message)
         response = web.Response(status=status, body=error_body(error, Dialect.OPENAI), content_type="application/json")
         response.force_close()
         return response

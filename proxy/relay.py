@@ -20,6 +20,10 @@ from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Re
 
 log = logging.getLogger("proxy.relay")
 
+#: A plain answer of at most so many bytes goes to the client when it is whole. An engine sends the head of one and then
+#: its body: a client that had seen the head of an engine that was killed in between could not be helped any more.
+MOST_HELD = 1024 * 1024
+
 #: The most of an engine's error answer that is turned into an SSE event, bytes.
 _MAX_ERROR_BODY = 64 * 1024
 
@@ -56,11 +60,11 @@ class Relay:
                 self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
             if isinstance(decision, Refuse):
                 if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
-                    raise _all_failed(tried)
+                    raise _all_failed(tried, decision.retry_after)
                 raise refused(decision)
             if decision.replica in tried:
                 self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
-                raise _all_failed(tried)
+                raise _all_failed(tried, None)
             failure = await self._attempt(decision, exchange, reply)
             if failure is None:
                 return
@@ -77,10 +81,13 @@ class Relay:
             answer = await self._upstream.send(lease, exchange)
             try:
                 outcome.first_byte = self._clock()
-                await self._pass_on(answer, lease, reply)
+                await self._pass_on(answer, await _whole(answer), lease, reply)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
+        except _LostAnswer as failure:
+            ending, detail = Ending.STREAM_BROKEN, str(failure)
+            return detail
         except ConnectFailed as failure:
             ending, detail = Ending.CONNECT_FAILED, str(failure)
             return detail
@@ -98,15 +105,21 @@ class Relay:
         await reply.end()
         return None
 
-    async def _pass_on(self, answer: Answer, lease: Lease, reply: Reply) -> None:
-        """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other."""
+    async def _pass_on(self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply) -> None:
+        """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other.
+
+        ``whole``: its body, if that is here already.
+        """
         if not reply.started:
             ours = [("x-vllmctl-replica", lease.replica), ("x-vllmctl-route", lease.reason)]
             await reply.start(answer.status, answer.reason, [*end_to_end(answer.headers), *ours])
         elif answer.status != 200 or not first(answer.headers, "content-type").startswith("text/event-stream"):
             # The client was told 200 while it waited: all that is left to give it is an event.
-            await reply.break_off(engine_error_event(answer.status, await _error_body(answer), reply.dialect))
+            body = await _error_body(answer) if whole is None else whole
+            await reply.break_off(engine_error_event(answer.status, body, reply.dialect))
             return
+        if whole:
+            await reply.write(whole)
         while data := await answer.read():
             await reply.write(data)
 
@@ -116,6 +129,25 @@ class Relay:
         self._on_failover(Failover(model, source, target, reason))
 
 
+class _LostAnswer(Exception):
+    """The engine died while its answer was held; the client has seen nothing of it: another replica may answer."""
+
+
+async def _whole(answer: Answer) -> bytes | None:
+    """The body of a plain answer that is short enough to be held, else None; raises ``_LostAnswer``."""
+    length = first(answer.headers, "content-length")
+    streams = first(answer.headers, "content-type").startswith("text/event-stream")
+    if streams or not length.isdecimal() or int(length) > MOST_HELD:
+        return None
+    pieces = []
+    try:
+        while data := await answer.read():
+            pieces.append(data)
+    except UpstreamBroken as failure:
+        raise _LostAnswer(str(failure)) from None
+    return b"".join(pieces)
+
+
 async def _error_body(answer: Answer) -> bytes:
     body = b""
     while len(body) < _MAX_ERROR_BODY and (data := await answer.read()):
@@ -123,6 +155,7 @@ async def _error_body(answer: Answer) -> bytes:
     return body
 
 
-def _all_failed(tried: dict[str, str]) -> ProxyError:
+def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:
     failures = "; ".join(f"{replica}: {reason}" for replica, reason in tried.items())
-    return ProxyError(502, "upstream_failed", f"every live replica failed before it answered ({failures})")
+    message = f"every live replica failed before it answered ({failures})"
+    return ProxyError(502, "upstream_failed", message, retry_after=retry_after)

@@ -39,7 +39,7 @@ class Reply:
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body as they are."""
-        self._tail = (self._tail + data)[-4:]
+        self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
         self._outcome.bytes_sent += len(data)
         await self._client.write(data)
 

@@ -101,7 +101,8 @@ class PublicProxy:
                 await self._ended_within(_CUT_GRACE)
 
     async def stop(self) -> None:
-        """Close everything at once. Without ``drain`` before it, requests in flight are cut."""
+        """Close everything; what is still in flight is ended as ``drain`` ends it."""
+        await self.drain(0)
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = self._server = None

@@ -64,6 +64,7 @@ async def test_when_every_replica_failed_it_is_502_and_each_was_tried_once(rig):
     answer = await rig.post()
     assert answer.status == 502
     assert answer.json()["error"]["code"] == "upstream_failed"
+    assert answer.header("retry-after") == "8"  # the supervisor's 7.2 s
     assert all(name + ":" in answer.json()["error"]["message"] for name in "abc")
     assert [len(engine.requests) for engine in engines] == [1, 1, 1]
     assert [(f.source, f.target) for f in rig.failovers] == [("a", "b"), ("b", "c"), ("c", "")]
