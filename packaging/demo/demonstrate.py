@@ -161,8 +161,8 @@ def failover(demonstration: Demonstration) -> None:
                 return
             try:
                 answer = demonstration.ask(f"Request {number}.", stream=False, tokens=20)
-            except OSError as error:
-                answer = Answer(0, str(error), 0.0, 0.0)
+            except (OSError, http.client.HTTPException) as error:
+                answer = Answer(0, repr(error), 0.0, 0.0)
             with answered:
                 answers.append(answer)
                 answered.notify()

@@ -1,6 +1,6 @@
 """The real engine on the CPU for tests: where it is, how it is started, and when it is ready.
 
-Starting one takes about a minute of two cores, so a module shares one, and never are two up at the same time.
+Starting one takes about a minute of two cores, so a module shares one, and only the product's tests have two up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from supervisord.core.readings import EngineState, Probe
 from supervisord.engine.vllm import VllmEngine
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for vllmproduct
 #: Seconds until the engine must be ready. Measured: 35 to 60 on two idle cores; the rest is for a busy machine.
 READY_TIMEOUT = 300.0
 #: Seconds for one look at it.

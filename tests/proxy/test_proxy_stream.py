@@ -134,7 +134,7 @@ async def test_the_error_event_speaks_the_dialect_of_its_route(rig, path, shape)
 @pytest.mark.parametrize(
     "head",
     [
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2000000\r\n\r\n",  # not held
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n5\r\n",
@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_ends_the_engine_s_work_at_once(rig, phase, h
         if phase == "silent stream":
             await connection.send(event_stream_head())
         if phase == "plain body":
-            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n12345")
+            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n12345")
         await connection.closed()
 
     engine = await rig.engine("a", work)
