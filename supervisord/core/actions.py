@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from supervisord.core.admission import Lease, Refuse
+from supervisord.core.canary import Fingerprint
 from supervisord.core.record import Record
 
 
@@ -68,6 +69,24 @@ class Persist:
     replica: str
     op: int
     record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeFingerprint:
+    """Ask the engine for a short greedy answer; ends in ``Fingerprinted`` with the same ``op``."""
+
+    replica: str
+    op: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFingerprint:
+    """Keep what a whole engine answers, for the daemon after us; nobody waits for it."""
+
+    replica: str
+    invocation: str
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +158,7 @@ class NoteKind(StrEnum):
     RELEASED = "released"
     RECONFIGURED = "reconfigured"
     RECORD_FAILED = "record_failed"
+    CANARY_FAILED = "canary_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +173,5 @@ class Note:
     warning: bool = False
 
 
-Action = RunUnitJob | CallEngine | ProbeEngine | Persist | ReadLastLines | Grant | Deny | Answer | Note
+Effect = RunUnitJob | CallEngine | ProbeEngine | Persist | TakeFingerprint | SaveFingerprint | ReadLastLines
+Action = Effect | Grant | Deny | Answer | Note

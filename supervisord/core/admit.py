@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from supervisord.core.actions import Deny, Grant
+from supervisord.core.actions import Deny, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
 from supervisord.core.estimates import (
     FIRST_GUESS_START,
@@ -80,14 +80,20 @@ def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
     replica.in_flight -= 1
     replica.idle_since = turn.now
     if ending is Ending.COMPLETED:
-        replica.failures, replica.progress_at = 0, turn.now
+        replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
+        if replica.health is Health.TRIAL:
+            replica.health, replica.trial_lease = Health.OK, 0
+            turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
         model = turn.fleet.models.get(lease.model)
         if model is not None:
             model.service_seconds = blend(model.service_seconds, max(turn.now - lease.began, 1e-6))
     elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and lease.generation == replica.generation:
         if replica.life is Life.READY:
+            replica.strikes += 1
             demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
         return True
+    if replica.trial_lease == lease_id:
+        replica.trial_lease = 0  # its client left before anything was known: the next one is the trial
     return replica.in_flight == 0
 
 
@@ -98,18 +104,24 @@ def abandon(fleet: Fleet, ticket: int) -> bool:
 
 def _lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]) -> Lease | None:
     open_to = [r for r in model.replicas if r.routable and excluded.get(r.name) != r.generation]
-    candidates = [r for r in open_to if r.health is Health.OK]
+    candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
     if not candidates:
         # The last live replica is never ejected: better a try than a sure refusal.
-        candidates = [r for r in open_to if r.health is Health.SUSPECT and not _elsewhere(model, r)]
+        candidates = [r for r in open_to if r.health is not Health.DEAD and not _elsewhere(model, r)]
     if not candidates:
         return None
     choice = choose([Candidate(r.name, r.in_flight, r.generation) for r in candidates])
     replica = next(r for r in candidates if r.name == choice.replica)
     replica.in_flight += 1
     lease_id = turn.fleet.next_id()
+    if replica.health is Health.TRIAL:
+        replica.trial_lease = lease_id
     turn.fleet.leases[lease_id] = OpenLease(model.name, replica, replica.generation, turn.now)
     return Lease(lease_id, model.name, replica.name, replica.spec.endpoint, replica.served_names, choice.reason)
+
+
+def _on_trial(turn: Turn, replica: Replica) -> bool:
+    return replica.health is Health.TRIAL and not replica.trial_lease and turn.now >= replica.trial_at
 
 
 def _elsewhere(model: Model, suspect: Replica) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisord.core.actions import NoteKind, Persist
+from supervisord.core.canary import Fingerprint
 from supervisord.core.events import Configured
 from supervisord.core.fleet import Model, Turn
 from supervisord.core.record import Record
@@ -17,12 +18,15 @@ def configured(turn: Turn, event: Configured) -> None:
     fleet.supervisor = event.supervisor
     old_models = fleet.models
     records = dict(event.records)
+    fingerprints = {name: (invocation, found) for name, invocation, found in event.fingerprints}
     fleet.models, fleet.names = {}, {}
     for spec in event.models:
         model = old_models.get(spec.name) or Model(spec, [])
         before = model.spec
         model.spec = spec
-        model.replicas = [_take(turn, replica_spec, before, spec, records) for replica_spec in spec.replicas]
+        model.replicas = [
+            _take(turn, replica_spec, before, spec, records, fingerprints) for replica_spec in spec.replicas
+        ]
         fleet.models[spec.name] = model
         for name in (spec.name, *spec.aliases):
             fleet.names[name] = model
@@ -40,13 +44,22 @@ def configured(turn: Turn, event: Configured) -> None:
                 fleet.names.setdefault(name, model)
 
 
-def _take(turn: Turn, spec: ReplicaSpec, before: ModelSpec, after: ModelSpec, records: dict[str, Record]) -> Replica:
+def _take(
+    turn: Turn,
+    spec: ReplicaSpec,
+    before: ModelSpec,
+    after: ModelSpec,
+    records: dict[str, Record],
+    fingerprints: dict[str, tuple[str, Fingerprint]],
+) -> Replica:
     replica = turn.fleet.replicas.get(spec.name)
     if replica is None or replica.spec.unit != spec.unit:
         replica = Replica(spec, since=turn.now)
         record = records.get(spec.name)
         if record is not None:
             replica.record, replica.hold = record, record.hold
+        if spec.name in fingerprints:
+            replica.fingerprint_of, replica.fingerprint = fingerprints[spec.name]
         turn.fleet.replicas[spec.name] = replica
         return replica
     if replica.leaving:

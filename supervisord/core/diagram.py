@@ -17,6 +17,7 @@ _MEANING = {
 }
 _HEALTH = {
     Health.OK: "answers",
+    Health.TRIAL: "a request failed there, looks are well: gets one at a time until one succeeds",
     Health.SUSPECT: "a connection or a look failed: gets requests only when nobody else is left",
     Health.DEAD: "confirmed: its unit is restarted",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import Probe, UnitStatus
 from supervisord.core.record import Record
 from supervisord.core.spec import ModelSpec, SupervisorSpec
@@ -63,6 +64,16 @@ class Persisted:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprinted:
+    """A ``TakeFingerprint`` ended. No fingerprint and no error: the engine has no route for one."""
+
+    replica: str
+    op: int
+    fingerprint: Fingerprint | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LastLines:
     """The unit's newest log lines, oldest first."""
 
@@ -88,6 +99,8 @@ class Configured:
     models: tuple[ModelSpec, ...]
     supervisor: SupervisorSpec
     records: tuple[tuple[str, Record], ...] = ()
+    #: What whole engines answered, by replica, with the invocation that it was taken in.
+    fingerprints: tuple[tuple[str, str, Fingerprint], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +114,15 @@ class ShutDown:
 
 
 Event = (
-    UnitChanged | UnitJobDone | EngineAnswered | Probed | Persisted | LastLines | Command | Configured | Tick | ShutDown
+    UnitChanged
+    | UnitJobDone
+    | EngineAnswered
+    | Probed
+    | Persisted
+    | Fingerprinted
+    | LastLines
+    | Command
+    | Configured
+    | Tick
+    | ShutDown
 )

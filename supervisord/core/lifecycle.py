@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from supervisord.core import backoff
 from supervisord.core.actions import (
+    Call,
     CallEngine,
     CommandFailure,
     NoteKind,
@@ -13,17 +14,23 @@ from supervisord.core.actions import (
     ProbeEngine,
     ReadLastLines,
     RunUnitJob,
+    SaveFingerprint,
+    TakeFingerprint,
     UnitVerb,
 )
+from supervisord.core.canary import Fingerprint, difference
 from supervisord.core.estimates import blend
 from supervisord.core.fleet import Turn
 from supervisord.core.goals import fail_goal, reach_goal
 from supervisord.core.readings import EngineState, Probe
 from supervisord.core.record import Phase, Record
+from supervisord.core.recovery import UNKNOWN_LEVEL
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import (
+    FIRST_LOOK_STEPS,
     RESUME_STEPS,
     CallStep,
+    CanaryStep,
     PersistStep,
     Step,
     VerifyStep,
@@ -40,6 +47,8 @@ GRACE = 5.0
 PERSIST_TIMEOUT = 10.0
 #: How long the last lines of a failed unit are waited for before its waiters are told without them.
 AUTOPSY_TIMEOUT = 3.0
+#: Prefill and decode of a few tokens; an engine that needs longer for them is not well.
+CANARY_TIMEOUT = 60.0
 #: A sleep that gave back less than half of the memory did not happen.
 FREED_AT_LEAST = 0.5
 
@@ -100,7 +109,7 @@ def begin_wake(turn: Turn, replica: Replica, level: int, cause: Cause) -> None:
     turn.advance(replica, cause)
     replica.level = level
     turn.note(NoteKind.WAKE_STARTED, replica, f"waking from level {level}: {cause}")
-    _begin_sequence(turn, replica, wake_steps(level))
+    _begin_sequence(turn, replica, wake_steps(level, canary=wants_canary(turn, replica)))
 
 
 def _begin_sequence(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:
@@ -125,6 +134,9 @@ def _run_step(turn: Turn, replica: Replica) -> None:
         case VerifyStep():
             op = turn.expect(replica, limit + GRACE)
             turn.actions.append(ProbeEngine(replica.name, op, limit))
+        case CanaryStep():
+            op = turn.expect(replica, CANARY_TIMEOUT + GRACE)
+            turn.actions.append(TakeFingerprint(replica.name, op, CANARY_TIMEOUT))
 
 
 def step_done(turn: Turn, replica: Replica) -> None:
@@ -134,6 +146,8 @@ def step_done(turn: Turn, replica: Replica) -> None:
         _run_step(turn, replica)
     elif replica.life is Life.WAKING:
         _woken(turn, replica)
+    elif replica.life is Life.STARTING:
+        _started(turn, replica)
     else:
         _slept(turn, replica)
 
@@ -163,14 +177,65 @@ def verified(turn: Turn, replica: Replica, probe: Probe) -> None:
     assert isinstance(step, VerifyStep)
     if probe.state is step.expected:
         step_done(turn, replica)
-    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and replica.steps != RESUME_STEPS:
-        began = replica.op_began
-        _begin_sequence(turn, replica, RESUME_STEPS)
-        replica.op_began = began
+    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and replica.steps[:2] != RESUME_STEPS:
+        canary = (CanaryStep(),) if wants_canary(turn, replica) else ()
+        _go_on_with(turn, replica, (*RESUME_STEPS, *canary))
     elif replica.life is Life.FALLING_ASLEEP and probe.state is EngineState.AWAKE:
         _stay_awake(turn, replica, replica.last_error or f"it is still awake after sleep {replica.level}")
     else:
         step_failed_for_good(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip())
+
+
+def _go_on_with(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:
+    """More steps of the same operation; its time is counted from its own beginning."""
+    began = replica.op_began
+    _begin_sequence(turn, replica, steps)
+    replica.op_began = began
+
+
+# --- the canary ------------------------------------------------------------------------------------------------------
+
+
+def wants_canary(turn: Turn, replica: Replica) -> bool:
+    """A fingerprint is to be compared before traffic is let in."""
+    model = turn.fleet.model_of(replica)
+    return model is not None and model.spec.wake.canary and not replica.no_canary
+
+
+def first_look(turn: Turn, replica: Replica) -> None:
+    """The engine has become ready, or was found so: keep its fingerprint, or compare with what it answered before."""
+    if wants_canary(turn, replica):
+        _go_on_with(turn, replica, FIRST_LOOK_STEPS)
+    else:
+        _started(turn, replica)
+
+
+def fingerprinted(turn: Turn, replica: Replica, seen: Fingerprint | None) -> None:
+    """The answer to a ``CanaryStep``; None: the engine offers no route for one."""
+    known = replica.fingerprint if replica.fingerprint_of == replica.invocation else None
+    if seen is None:
+        replica.no_canary = True
+    elif known is None:
+        # Weights of a new run, or just loaded again step by step: whatever they answer is right.
+        replica.fingerprint, replica.fingerprint_of = seen, replica.invocation
+        turn.actions.append(SaveFingerprint(replica.name, replica.invocation, seen))
+    elif why := difference(known, seen):
+        _not_itself(turn, replica, why)
+        return
+    step_done(turn, replica)
+
+
+def _not_itself(turn: Turn, replica: Replica, why: str) -> None:
+    """Garbage with HTTP 200. Load the weights again; if that does not help, the unit is restarted."""
+    turn.note(NoteKind.CANARY_FAILED, replica, f"its answers are not its own: {why}", warning=True)
+    reloaded = any(isinstance(step, CallStep) and step.call is Call.RELOAD_WEIGHTS for step in replica.steps)
+    if replica.life is Life.WAKING and not reloaded:
+        replica.level = UNKNOWN_LEVEL
+        _go_on_with(turn, replica, wake_steps(UNKNOWN_LEVEL, canary=True))
+    elif replica.life is Life.STARTING:
+        begin_wake(turn, replica, UNKNOWN_LEVEL, Cause.WEIGHTS_UNKNOWN)
+    else:
+        restart_broken(turn, replica, f"its answers are not its own: {why}")
 
 
 def step_failed_for_good(turn: Turn, replica: Replica, reason: str) -> None:
@@ -229,6 +294,13 @@ def _woken(turn: Turn, replica: Replica) -> None:
     become_routable(turn, replica, fresh=True)
 
 
+def _started(turn: Turn, replica: Replica) -> None:
+    replica.start_seconds = turn.now - replica.op_began
+    turn.note(NoteKind.READY, replica, f"ready after {replica.start_seconds:.3f} s")
+    turn.advance(replica, Cause.ENGINE_AWAKE)
+    become_routable(turn, replica, fresh=True)
+
+
 # --- readiness, failure --------------------------------------------------------------------------------------------
 
 
@@ -239,6 +311,7 @@ def become_routable(turn: Turn, replica: Replica, *, fresh: bool) -> None:
     """
     turn.forget_operation(replica)
     replica.level, replica.health, replica.misses, replica.escalations = 0, Health.OK, 0, 0
+    replica.strikes, replica.trial_lease, replica.progress = 0, 0, None
     replica.known_invocation = replica.invocation
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     replica.progress_at = turn.now

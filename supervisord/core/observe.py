@@ -15,6 +15,7 @@ from supervisord.core.lifecycle import (
     become_routable,
     begin_wake,
     fail,
+    first_look,
     give_up,
     go_down,
     restart_broken,
@@ -29,13 +30,10 @@ from supervisord.core.states import Cause, Health, Life
 LOADING_LOOK_EARLY = 0.25
 LOADING_LOOK = 1.0
 LOADING_EARLY_FOR = 10.0
-#: Between looks at an engine under suspicion.
-SUSPECT_LOOK = 0.5
-#: A listening engine of an active unit that refuses or breaks for so many looks over so many seconds is dead ...
+#: So many looks in a row must fail before an engine can be believed dead, however long they took.
 DEAD_LOOKS = 3
-DEAD_AFTER = 3.0
-#: ... and one that does not answer in time only after this long without a sign of work: a busy one misses looks too.
-HUNG_AFTER = 60.0
+#: A replica whose requests failed is tried again with one request after 2**strikes seconds, at most this many.
+LONGEST_STRIKE = 30.0
 
 _DOWN = ("inactive", "failed")
 
@@ -87,7 +85,7 @@ def _came_up(turn: Turn, replica: Replica, *, adopted: bool) -> None:
 def _starting_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     state = status.active_state
     if state in ("active", "reloading"):
-        if replica.probe_op == 0 and (replica.probe_at is None or replica.probe_at > turn.now):
+        if not replica.steps and replica.probe_op == 0 and (replica.probe_at is None or replica.probe_at > turn.now):
             replica.probe_at = turn.now
     elif state in _DOWN and replica.job_ended:
         ended = f"{status.unit} ended before the engine was ready ({status.result}, status {status.exec_main_status})"
@@ -209,11 +207,7 @@ def _look_at_loading(turn: Turn, replica: Replica, probe: Probe) -> None:
     elif verdict is Verdict.ASLEEP:
         _fell_asleep(turn, replica, level)
     else:
-        seconds = turn.now - replica.op_began
-        replica.start_seconds = seconds
-        turn.advance(replica, Cause.ENGINE_AWAKE)
-        turn.note(NoteKind.READY, replica, f"ready after {seconds:.3f} s")
-        become_routable(turn, replica, fresh=True)
+        first_look(turn, replica)
 
 
 def _fell_asleep(turn: Turn, replica: Replica, level: int) -> None:
@@ -235,12 +229,17 @@ def _fell_asleep(turn: Turn, replica: Replica, level: int) -> None:
 def _look_at_ready(turn: Turn, replica: Replica, probe: Probe) -> None:
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     if probe.state is EngineState.AWAKE:
-        replica.misses = 0
+        replica.misses, replica.progress = 0, None
         if turn.now - replica.since >= turn.fleet.supervisor.backoff_max:
             replica.failures = 0
-        if replica.health is not Health.OK and replica.unit_up:
-            replica.health = Health.OK
-            turn.note(NoteKind.REVIVED, replica, "answers again")
+        if replica.health is Health.SUSPECT and replica.unit_up:
+            if replica.strikes:
+                # Looks were never the trouble: one request at a time decides.
+                replica.health, replica.trial_lease = Health.TRIAL, 0
+                replica.trial_at = turn.now + min(2.0 ** (replica.strikes - 1) - 1.0, LONGEST_STRIKE)
+            else:
+                replica.health = Health.OK
+                turn.note(NoteKind.REVIVED, replica, "answers again")
     elif probe.state is EngineState.ASLEEP:
         verdict, level = judge(replica.record, replica.invocation, probe.state)
         turn.note(NoteKind.DRIFT, replica, "was put to sleep by somebody", warning=True)
@@ -276,13 +275,20 @@ def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
     reason = f"the engine is {probe.state}{': ' + probe.detail if probe.detail else ''}"
     if replica.health is Health.OK:
         demote(turn, replica, reason)
-    replica.probe_at = turn.now + SUSPECT_LOOK
+    supervisor = turn.fleet.supervisor
+    replica.probe_at = turn.now + supervisor.suspect_interval
     missing_for = turn.now - replica.missing_since
+    dead = replica.misses >= DEAD_LOOKS
     if probe.state is EngineState.HUNG:
-        silent_since = max(replica.missing_since, replica.progress_at)
-        dead = replica.misses >= DEAD_LOOKS and turn.now - silent_since >= HUNG_AFTER
+        # A busy engine misses looks too, but its token counters move.
+        if probe.progress is not None and probe.progress != replica.progress:
+            if replica.progress is not None:
+                replica.progress_at = turn.now
+            replica.progress = probe.progress
+        patience = supervisor.hung_after if replica.in_flight else supervisor.hung_idle_after
+        dead = dead and turn.now - max(replica.missing_since, replica.progress_at) >= patience
     else:
-        dead = replica.misses >= DEAD_LOOKS and missing_for >= DEAD_AFTER and replica.unit_up
+        dead = dead and missing_for >= supervisor.dead_after and replica.unit_up
     if dead and replica.health is not Health.DEAD:
         replica.health = Health.DEAD
         replica.last_error = f"{reason} for {missing_for:.0f} s"
@@ -295,7 +301,7 @@ def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
 
 def demote(turn: Turn, replica: Replica, reason: str) -> None:
     """Requests go elsewhere from now on, while there is an elsewhere; look at the engine at once."""
-    replica.health = Health.SUSPECT
+    replica.health, replica.trial_lease = Health.SUSPECT, 0
     if replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP) and replica.probe_op == 0:
         replica.probe_at = turn.now
     turn.note(NoteKind.DEMOTED, replica, reason, warning=True)

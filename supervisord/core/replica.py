@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from supervisord.core.canary import Fingerprint
 from supervisord.core.idle import Rung
 from supervisord.core.readings import UnitStatus
 from supervisord.core.record import Record
@@ -84,6 +85,12 @@ class Replica:
     #: Looks in a row that found the engine wanting, and since when.
     misses: int = 0
     missing_since: float = 0.0
+    #: What the engine's token counters said at the last miss.
+    progress: int | None = None
+    #: Requests that failed there in a row; when the next one may be tried, and whether one is being tried.
+    strikes: int = 0
+    trial_at: float = 0.0
+    trial_lease: int = 0
     looked: bool = False
 
     #: Failed starts and wakes in a row; restarts of the unit since it was last ready.
@@ -97,6 +104,11 @@ class Replica:
     sleep_broken: bool = False
     #: The configuration of a running engine changed: restart it when that disturbs nobody.
     stale: bool = False
+    #: What a whole engine of ours answers, and the unit's invocation it was taken in.
+    fingerprint: Fingerprint | None = None
+    fingerprint_of: str = ""
+    #: The engine has no route that a fingerprint could be taken through.
+    no_canary: bool = False
     #: No longer configured: goes when nothing is in flight and (bundled) its unit is down.
     leaving: bool = False
 

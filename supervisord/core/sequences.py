@@ -50,7 +50,16 @@ class VerifyStep:
         return f"verify {self.expected}"
 
 
-Step = PersistStep | CallStep | VerifyStep
+@dataclass(frozen=True, slots=True)
+class CanaryStep:
+    """Compare a short greedy answer with what a whole engine gave before; the first one is what is kept."""
+
+    @property
+    def words(self) -> str:
+        return "canary"
+
+
+Step = PersistStep | CallStep | VerifyStep | CanaryStep
 
 
 def sleep_steps(level: int) -> tuple[Step, ...]:
@@ -63,7 +72,7 @@ def sleep_steps(level: int) -> tuple[Step, ...]:
     )
 
 
-def wake_steps(level: int) -> tuple[Step, ...]:
+def wake_steps(level: int, *, canary: bool = False) -> tuple[Step, ...]:
     """From ``level`` to whole weights and an awake engine. Every step may be repeated: vLLM answers 200 again."""
     if level == 1:
         calls: tuple[Step, ...] = (CallStep(Call.WAKE_UP),)
@@ -74,8 +83,12 @@ def wake_steps(level: int) -> tuple[Step, ...]:
             CallStep(Call.WAKE_UP, tags=("kv_cache",)),
             CallStep(Call.RESET_PREFIX_CACHE),
         )
-    return (PersistStep(Phase.WAKING, level), *calls, VerifyStep(EngineState.AWAKE))
+    last: tuple[Step, ...] = (CanaryStep(),) if canary else ()
+    return (PersistStep(Phase.WAKING, level), *calls, VerifyStep(EngineState.AWAKE), *last)
 
 
 #: For an engine that still says it sleeps after ``wake_steps``: it was paused besides. Everything, once more.
 RESUME_STEPS: tuple[Step, ...] = (CallStep(Call.WAKE_UP), VerifyStep(EngineState.AWAKE))
+
+#: For an engine that has just become ready for the first time.
+FIRST_LOOK_STEPS: tuple[Step, ...] = (CanaryStep(),)

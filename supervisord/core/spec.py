@@ -29,6 +29,8 @@ class WakeLimits:
     timeout: float = 300.0
     #: Requests of this model that may wait at the same time; the next is refused with ``queue_full``.
     max_waiting: int = 2048
+    #: Compare a short greedy answer after every wake with the one of the first readiness, before any request is let in.
+    canary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,13 @@ class SupervisorSpec:
     #: Between two liveness probes of a ready replica, and how long one may take.
     probe_interval: float = 5.0
     probe_timeout: float = 5.0
+    #: Between two looks at a replica under suspicion.
+    suspect_interval: float = 0.5
+    #: How long an engine that refuses, resets or answers 5xx to every look may do so before its unit is restarted.
+    dead_after: float = 3.0
+    #: The same for one that does not answer in time and shows no progress: with requests in flight, and without.
+    hung_after: float = 60.0
+    hung_idle_after: float = 15.0
     #: A failed start or wake is tried again after min * 2**n, at most max.
     backoff_min: float = 2.0
     backoff_max: float = 300.0

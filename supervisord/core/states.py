@@ -27,6 +27,7 @@ class Health(StrEnum):
     """What we believe of a replica that should answer."""
 
     OK = "ok"
+    TRIAL = "trial"  # a request failed there, looks are well again: gets one request at a time until one succeeds
     SUSPECT = "suspect"  # a connection failed or a probe did; gets requests only when nobody else is left
     DEAD = "dead"  # confirmed; its unit is being restarted
 
@@ -105,6 +106,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         (Cause.ENGINE_ASLEEP, Life.ASLEEP),
         (Cause.WEIGHTS_UNKNOWN, Life.WAKING),
         (Cause.STOP, Life.STOPPING),
+        (Cause.ESCALATE, Life.STARTING),
         (Cause.GIVE_UP, Life.FAILED),
         *_UNIT_ROWS,
     ),

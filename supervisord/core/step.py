@@ -16,6 +16,7 @@ from supervisord.core.events import (
     Configured,
     EngineAnswered,
     Event,
+    Fingerprinted,
     LastLines,
     Persisted,
     Probed,
@@ -101,7 +102,7 @@ def apply(turn: Turn, event: Event) -> None:
 def _apply_to(
     turn: Turn,
     replica: Replica,
-    event: UnitChanged | UnitJobDone | EngineAnswered | Probed | Persisted | LastLines | Command,
+    event: UnitChanged | UnitJobDone | EngineAnswered | Probed | Persisted | Fingerprinted | LastLines | Command,
 ) -> None:
     match event:
         case UnitChanged(_, status):
@@ -132,6 +133,12 @@ def _apply_to(
             elif op and op == replica.probe_op:
                 replica.probe_op = 0
                 observe.looked(turn, replica, probe)
+        case Fingerprinted(_, op, fingerprint, error):
+            if op and op == replica.op:
+                if error:
+                    lifecycle.step_failed(turn, replica, error)
+                else:
+                    lifecycle.fingerprinted(turn, replica, fingerprint)
         case LastLines(_, lines):
             if replica.life is Life.FAILED and replica.autopsy_until:
                 lifecycle.add_last_lines(replica, lines)

@@ -199,7 +199,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=50,
     stateful_step_count=60,
     deadline=None,
     print_blob=True,

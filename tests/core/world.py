@@ -22,14 +22,18 @@ from supervisord.core.actions import (
     ProbeEngine,
     ReadLastLines,
     RunUnitJob,
+    SaveFingerprint,
+    TakeFingerprint,
     UnitVerb,
 )
 from supervisord.core.admission import Choice, Ending, Lease, Refuse
+from supervisord.core.canary import Fingerprint
 from supervisord.core.events import (
     Command,
     Configured,
     EngineAnswered,
     Event,
+    Fingerprinted,
     LastLines,
     Persisted,
     Probed,
@@ -75,6 +79,9 @@ class FakeEngine:
     starts_fail: bool = False
     sleep_lies: bool = False
     can_sleep: bool = True
+    hangs: bool = False
+    tokens: int = 0
+    no_route: bool = False
     calls: list[str] = field(default_factory=list)
 
     def start(self):
@@ -94,6 +101,8 @@ class FakeEngine:
     def probe(self) -> Probe:
         if not self.answering:
             return Probe(EngineState.UNREACHABLE)
+        if self.hangs:
+            return Probe(EngineState.HUNG, progress=self.tokens)
         state = EngineState.ASLEEP if self.level else EngineState.AWAKE
         return Probe(state, can_sleep=self.can_sleep, served_names=("chat",), max_model_len=4096)
 
@@ -118,13 +127,14 @@ class FakeEngine:
 
 
 class World:
-    def __init__(self, *models: ModelSpec, supervisor=USUAL, records=(), now=1000.0, running=()):
+    def __init__(self, *models: ModelSpec, supervisor=USUAL, records=(), fingerprints=(), now=1000.0, running=()):
         self.now = now
         self.fleet = Fleet()
         self.models = models
         self.supervisor = supervisor
         self.engines: dict[str, FakeEngine] = {}
         self.disk: dict[str, Record] = dict(records)
+        self.fingerprints: dict[str, tuple[str, Fingerprint]] = dict(fingerprints)
         self.pending: list[Action] = []
         self.outcomes: dict[int, Lease | Refuse] = {}
         self.answers: dict[int, Answer] = {}
@@ -135,7 +145,8 @@ class World:
                 self.engines[r.name] = FakeEngine(r.unit)
         for name in running:
             self.engines[name].start()
-        self.do(Configured(models, supervisor, tuple(self.disk.items())))
+        kept = tuple((name, *found) for name, found in self.fingerprints.items())
+        self.do(Configured(models, supervisor, tuple(self.disk.items()), kept))
         for name in self.engines:
             self.do(UnitChanged(name, self.engines[name].status()))
 
@@ -219,6 +230,11 @@ class World:
                     else:
                         self.disk[name] = record
                 self.do(Persisted(name, op, error))
+            case TakeFingerprint(_, op):
+                seen = None if engine.no_route else Fingerprint(("yes",), (-0.1 if engine.whole else -9.0,))
+                self.do(Fingerprinted(action.replica, op, None if error else seen, error))
+            case SaveFingerprint(name, invocation, fingerprint):
+                self.fingerprints[name] = (invocation, fingerprint)
             case ReadLastLines(name, _):
                 self.do(LastLines(name, ("it broke",)))
 

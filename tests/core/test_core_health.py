@@ -1,0 +1,118 @@
+"""Health that means something: who is demoted, confirmed, restarted, tried again; and who is not."""
+
+from world import EngineState, Life, World, model
+
+from supervisord.core.actions import NoteKind, ProbeEngine, RunUnitJob
+from supervisord.core.admission import Ending, Lease
+from supervisord.core.states import Health
+
+
+def pair():
+    world = World(model(replicas=("a", "b")), running=("a", "b"))
+    world.run()
+    return world
+
+
+def look(world):
+    world.later(0.0)
+    for action in world.pending_of(ProbeEngine):
+        world.complete(action)
+
+
+def test_a_hung_core_is_demoted_confirmed_and_restarted_though_its_health_route_answers():
+    world = pair()
+    world.engines["a"].hangs = True
+    world.later(6)
+    assert world.replica("a").health is Health.SUSPECT
+    assert all(world.admit().replica == "b" for _ in range(4))
+    world.later(20)
+    assert [job.replica for job in world.pending_of(RunUnitJob)] == ["a"]
+    world.engines["a"].hangs = False
+    world.run()
+    assert world.life("a") is Life.READY
+
+
+def test_a_busy_engine_that_only_misses_looks_is_not_restarted():
+    world = pair()
+    lease = world.admit()
+    engine = world.engines[lease.replica]
+    engine.hangs = True
+    for _ in range(400):
+        engine.tokens += 100
+        world.later(1)
+    assert not world.pending_of(RunUnitJob)
+    engine.hangs = False
+    world.later(6)
+    assert world.replica(lease.replica).health is Health.OK
+
+
+def test_a_busy_engine_without_progress_is_restarted_after_a_minute():
+    world = pair()
+    lease = world.admit()
+    world.engines[lease.replica].hangs = True
+    world.later(50)
+    assert not world.pending_of(RunUnitJob)
+    world.later(30)
+    assert [job.replica for job in world.pending_of(RunUnitJob)] == [lease.replica]
+
+
+def test_a_replica_whose_request_failed_is_tried_with_one_request_at_a_time():
+    world = pair()
+    first = world.admit()
+    world.finish(first, Ending.CONNECT_FAILED, "reset")
+    look(world)
+    assert world.replica(first.replica).health is Health.TRIAL
+    leases = [world.admit() for _ in range(6)]
+    assert sum(lease.replica == first.replica for lease in leases) == 1
+    trial = next(lease for lease in leases if lease.replica == first.replica)
+    world.finish(trial)
+    assert world.replica(first.replica).health is Health.OK
+    assert world.noted(NoteKind.REVIVED) == 1
+
+
+def test_each_failed_trial_waits_twice_as_long():
+    world = pair()
+    for strikes in range(1, 5):
+        lease = next(x for x in iter(world.admit, None) if x.replica == "a")
+        world.finish(lease, Ending.CONNECT_FAILED, "reset")
+        look(world)
+        replica = world.replica("a")
+        assert replica.health is Health.TRIAL
+        assert replica.trial_at - world.now == 2 ** (strikes - 1) - 1
+        world.later(replica.trial_at - world.now)
+
+
+def test_a_trial_whose_client_left_decides_nothing_and_blocks_nothing():
+    world = pair()
+    lease = world.admit()
+    world.finish(lease, Ending.CONNECT_FAILED, "reset")
+    look(world)
+    trial = next(x for x in iter(world.admit, None) if x.replica == lease.replica)
+    world.finish(trial, Ending.CLIENT_GONE)
+    assert world.replica(lease.replica).health is Health.TRIAL
+    assert next(x for x in iter(world.admit, None) if x.replica == lease.replica)
+
+
+def test_a_poison_request_that_fails_everywhere_blacks_out_nobody():
+    world = pair()
+    for _ in range(5):
+        first = world.admit()
+        world.finish(first, Ending.CONNECT_FAILED, "reset")
+        second = world.admit(exclude={first.replica})
+        if isinstance(second, Lease):
+            world.finish(second, Ending.CONNECT_FAILED, "reset")
+        healthy = world.admit()
+        assert isinstance(healthy, Lease)
+        world.finish(healthy)
+        look(world)
+    assert not world.pending_of(RunUnitJob)
+
+
+def test_an_engine_that_answers_5xx_to_its_health_route_is_restarted():
+    world = pair()
+    world.engines["a"].answering = False
+    world.later(12)
+    assert [job.replica for job in world.pending_of(RunUnitJob)] == ["a"]
+
+
+__all__ = ["EngineState"]
