@@ -15,9 +15,12 @@ from supervisord.core.actions import (
     ProbeEngine,
     ReadLastLines,
     RunUnitJob,
+    SaveFingerprint,
+    TakeFingerprint,
     UnitVerb,
 )
-from supervisord.core.events import EngineAnswered, Event, LastLines, Persisted, Probed, UnitJobDone
+from supervisord.core.canary import Fingerprint
+from supervisord.core.events import EngineAnswered, Event, Fingerprinted, LastLines, Persisted, Probed, UnitJobDone
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.record import Record
 from supervisord.core.spec import ModelSpec, ReplicaSpec, ServeSpec
@@ -34,6 +37,8 @@ class RecordStore(Protocol):
     """Where records go."""
 
     async def save(self, name: str, record: Record | None) -> None: ...
+
+    async def save_fingerprint(self, name: str, invocation: str, fingerprint: Fingerprint) -> None: ...
 
 
 class MemoryMeter(Protocol):
@@ -100,6 +105,10 @@ class Effects:
                 self._spawn(self._probe(action))
             case Persist():
                 self._spawn(self._persist(action))
+            case TakeFingerprint():
+                self._spawn(self._fingerprint(action))
+            case SaveFingerprint():
+                self._spawn(self._save_fingerprint(action))
             case ReadLastLines():
                 self._spawn(self._last_lines(action))
             case _:
@@ -213,7 +222,26 @@ class Effects:
             self._known_owner.discard(action.replica)
         self._report(Probed(action.replica, action.op, probe))
 
+    async def _fingerprint(self, action: TakeFingerprint) -> None:
+        if action.replica not in self._engines:
+            self._report(Fingerprinted(action.replica, action.op, None, "the replica is no longer configured"))
+            return
+        _, engine = self._engines[action.replica]
+        seen, error = None, ""
+        try:
+            seen = await engine.fingerprint(action.timeout)
+        except EngineError as failure:
+            error = str(failure)
+        self._report(Fingerprinted(action.replica, action.op, seen, error))
+
     # --- disk ---
+
+    async def _save_fingerprint(self, action: SaveFingerprint) -> None:
+        try:
+            await self._store.save_fingerprint(action.replica, action.invocation, action.fingerprint)
+        except StateError as failure:
+            # Without it the daemon after us takes a new one, as at a first readiness.
+            log.warning("the fingerprint of %s is not kept: %s", action.replica, failure)
 
     async def _persist(self, action: Persist) -> None:
         error = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 
 __all__ = ["Engine", "EngineError", "EngineState", "Probe", "ServiceManager", "UnitError", "UnitStatus"]
@@ -66,5 +67,9 @@ class Engine(Protocol):
     async def reload_weights(self, timeout: float) -> None: ...
 
     async def reset_prefix_cache(self, timeout: float) -> None: ...
+
+    async def fingerprint(self, timeout: float) -> Fingerprint | None:
+        """What it answers to a fixed prompt at temperature 0; None when it has no route that tells."""
+        ...
 
     async def close(self) -> None: ...
