@@ -96,6 +96,8 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         # What a person may have got wrong comes first, before anything is touched.
         config = read_config()
         handed_over = take_sockets(os.environ, os.getpid())
+        for sock in (sock for named in handed_over.values() for sock in named):
+            stack.callback(sock.close)
         state = StateDir.open(options.state_dir or _state_directory())
         stack.callback(state.close)
 

@@ -6,10 +6,15 @@ packaging/private-manager .venv/bin/python -m pytest tests/systemd
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for product, here and in the tests
+
+from product import Clients, Fleet, Product, running
 
 COMMAND = "packaging/private-manager .venv/bin/python -m pytest tests/systemd"
 HERE = Path(__file__).parent
@@ -129,3 +134,25 @@ def descriptors() -> dict[int, str]:
 def children() -> list[str]:
     """The child processes of this one, ended and unreaped ones too."""
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+@pytest.fixture(scope="module")
+def product(
+    _private_manager: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    """The whole product, with the module's ``CONFIG``; one daemon for the tests of a module."""
+    yield from running(tmp_path_factory.mktemp("product"), request.module.CONFIG)
+
+
+@pytest.fixture
+async def clients(product: Product) -> AsyncIterator[Clients]:
+    """HTTP clients of the product's port."""
+    async with product.clients() as clients:
+        yield clients
+
+
+@pytest.fixture
+async def fleet(product: Product) -> AsyncIterator[Fleet]:
+    """The product's fleet, kept current by D-Bus signals."""
+    async with product.fleet() as fleet:
+        yield fleet

@@ -1,0 +1,547 @@
+"""The whole product on the private user manager, and the ways of its users into it.
+
+Units are made from the repository's own templates by `packaging/render`; engines are simulators; configuration, state,
+logs and port belong to one test module. Nothing in here knows the daemon from the inside, but for the typed D-Bus
+client, whose signals are what the tests wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from supervisord.bus.address import session_bus_address
+from supervisord.bus.client import Client, Watch
+from supervisord.bus.snapshot import FailoverSeen, FleetStatus, ReplicaStatus
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / ".venv" / "bin"
+SERVICE, SOCKET = "vllm-supervisord.service", "vllm-supervisord.socket"
+#: Seconds that anything may take before the test counts as failed; nothing is asserted about how long it took.
+LIMIT = 60.0
+#: What a test's engines do unless it says otherwise: everything quickly. Seconds.
+QUICK: Mapping[str, object] = {
+    "enable-sleep-mode": True,
+    "sim-load-time": 0.1,
+    "sim-sleep": 0.05,
+    "sim-wake1": 0.1,
+    "sim-wake2": 0.2,
+    "sim-tpot-base": 0.002,
+    "sim-tpot-per-seq": 0.0,
+}
+#: Looks and back-offs as quick as the engines.
+SUPERVISOR = """\
+[supervisor]
+probe_interval = "300ms"
+probe_timeout = "2s"
+backoff_min = "300ms"
+drain_timeout = "20s"
+"""
+
+
+def model(
+    name: str,
+    *replicas: str,
+    idle: Mapping[str, str] | None = None,
+    wake: Mapping[str, object] | None = None,
+    top: Mapping[str, object] | None = None,
+    **serve: object,
+) -> str:
+    """The TOML of one model with bundled, simulated replicas (by default one, of the model's name)."""
+    options = {key.replace("_", "-"): value for key, value in serve.items()}
+    tables = {
+        f"models.{name}": dict(top or {}),
+        f"models.{name}.idle": dict(idle or {}),
+        f"models.{name}.wake": dict(wake or {}),
+        f"models.{name}.serve": {"engine": "simulator", "model": "simulated", **QUICK, **options},
+        **{f"models.{name}.replicas.{replica}": {} for replica in replicas or (name,)},
+    }
+    # JSON's texts, numbers, truths and lists are TOML's too.
+    written = {table: "\n".join(f"{k} = {json.dumps(v)}" for k, v in keys.items()) for table, keys in tables.items()}
+    return "\n".join(f"[{table}]\n{keys}" for table, keys in written.items() if keys or "replicas" in table) + "\n"
+
+
+async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, limit: float = LIMIT) -> Any:
+    """Look until ``condition`` is true, where no event tells; returns what it was. ``what``: for the failure."""
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                found = condition()
+                if asyncio.iscoroutine(found):
+                    found = await found
+                if found:
+                    return found
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not seen within {limit:g} s: {what}") from None
+
+
+def systemctl(*args: str, check: bool = True) -> str:
+    """Run ``systemctl --user``; returns what it printed."""
+    done = subprocess.run(["systemctl", "--user", "--no-pager", *args], capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise AssertionError(f"systemctl --user {' '.join(args)} exited with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def show(unit: str, *properties: str) -> dict[str, str]:
+    """Properties of a unit."""
+    lines = systemctl("show", f"--property={','.join(properties)}", unit).splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+async def run(*command: str, timeout: float = LIMIT) -> tuple[int, str, str]:
+    """Run a program to its end: exit status, standard output, standard error."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+        raise AssertionError(f"{' '.join(command)} did not end: {out.decode()}{err.decode()}") from None
+    assert process.returncode is not None
+    return process.returncode, out.decode().strip(), err.decode().strip()
+
+
+async def busctl(*args: str) -> tuple[int, str, str]:
+    return await run("busctl", "--user", *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client got. ``status`` 0: no answer at all, ``error`` says why."""
+
+    status: int
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def code(self) -> str:
+        """The code of an error answer."""
+        return str(json.loads(self.body)["error"]["code"])
+
+    @property
+    def message(self) -> str:
+        return str(json.loads(self.body)["error"]["message"])
+
+    @property
+    def replica(self) -> str:
+        """Who answered."""
+        return self.headers.get("x-vllmctl-replica", "")
+
+    @property
+    def whole(self) -> bool:
+        """A 200 that is complete and no garbage."""
+        if self.status != 200 or self.error or "GARBAGE" in self.body:
+            return False
+        if self.headers.get("Content-Type", "").startswith("text/event-stream"):
+            return '"error"' not in self.body and self.body.rstrip().endswith("data: [DONE]")
+        return bool(json.loads(self.body)["choices"][0]["message"]["content"])
+
+
+class Stream:
+    """A streamed answer under way."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._body = b""
+
+    async def first_token(self) -> None:
+        """Returns when the first piece of text has arrived."""
+        while self._body.count(b"data: ") < 2:  # the first event only says the role
+            piece = await self._response.content.readany()
+            assert piece, f"the stream ended early: {self._body!r}"
+            self._body += piece
+
+    async def rest(self) -> Answer:
+        """The answer as it came in the end."""
+        error = ""
+        try:
+            while piece := await self._response.content.readany():
+                self._body += piece
+        except aiohttp.ClientError as failure:
+            error = repr(failure)
+        return Answer(self._response.status, self._body.decode(), self._response.headers, error)
+
+
+class Clients:
+    """HTTP clients of the port; every request has a connection of its own."""
+
+    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._session = session
+
+    async def ask(self, name: str, content: str = "Hello", *, tokens: int = 4, stream: bool = False) -> Answer:
+        """One chat completion, to its end. A connection that fails is an answer with status 0."""
+        try:
+            async with self._post(name, content, tokens, stream) as response:
+                return await Stream(response).rest()
+        except (aiohttp.ClientError, OSError) as failure:
+            return Answer(0, error=repr(failure))
+
+    async def many(self, count: int, name: str) -> list[Answer]:
+        """That many requests at once."""
+        return await asyncio.gather(*(self.ask(name, f"Request {number}") for number in range(count)))
+
+    @asynccontextmanager
+    async def stream(self, name: str, *, tokens: int) -> AsyncIterator[Stream]:
+        """A streamed chat completion of exactly ``tokens`` tokens, for the time of the block."""
+        async with self._post(name, "Tell me a story", tokens, True) as response:
+            assert response.status == 200, await response.text()
+            yield Stream(response)
+
+    async def get(self, path: str) -> Any:
+        async with self._session.get(self.url + path) as response:
+            return await response.json()
+
+    async def states(self) -> dict[str, str]:
+        """Each model's state as `/v1/models` says it."""
+        return {entry["id"]: entry["state"] for entry in (await self.get("/v1/models"))["data"]}
+
+    def _post(self, name: str, content: str, tokens: int, stream: bool) -> Any:
+        body = {
+            "model": name,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        return self._session.post(f"{self.url}/v1/chat/completions", json=body)
+
+    @asynccontextmanager
+    async def load(self, name: str, clients: int, **kind: Any) -> AsyncIterator[Load]:
+        """``clients`` that ask again and again for the time of the block; at its end they finish what they began."""
+        load = Load()
+
+        async def client(number: int) -> None:
+            while not load.over:
+                answer = await self.ask(name, f"Client {number} asks", **kind)
+                load.answers.append(answer)
+                load.answered.set()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(clients):
+                group.create_task(client(number))
+            try:
+                yield load
+            finally:
+                load.over = True
+
+
+class Load:
+    """Clients at work, and what they got so far."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.answers: list[Answer] = []
+        self.answered = asyncio.Event()
+
+    async def more(self, count: int) -> None:
+        """Returns when ``count`` more answers have come."""
+        wanted = len(self.answers) + count
+        async with asyncio.timeout(LIMIT):
+            while len(self.answers) < wanted:
+                self.answered.clear()
+                await self.answered.wait()
+
+    @property
+    def failures(self) -> list[Answer]:
+        return [answer for answer in self.answers if not answer.whole]
+
+
+class Engine:
+    """The back door of one simulated engine: its own socket."""
+
+    def __init__(self, name: str, session: aiohttp.ClientSession) -> None:
+        self.name, self.unit = name, f"vllm@{name}.service"
+        self._session = session
+
+    async def state(self) -> dict[str, Any]:
+        """What it counted and is."""
+        async with self._session.get("http://engine/sim/state") as response:
+            state: dict[str, Any] = await response.json()
+            return state
+
+    async def arm(self, fault: str, arg: str = "", count: int | None = 1) -> None:
+        """Have something go wrong; count 0: no longer."""
+        await self.post("/sim/fault", {"name": fault, "arg": arg, "count": count})
+
+    async def post(self, path: str, body: object = None) -> None:
+        """As somebody does who goes past the supervisor."""
+        async with self._session.post(f"http://engine{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+
+    def run(self) -> tuple[str, str]:
+        """What changes with every start: the unit's invocation and its main process."""
+        shown = show(self.unit, "InvocationID", "MainPID")
+        return shown["InvocationID"], shown["MainPID"]
+
+
+class Fleet:
+    """The fleet as D-Bus signals tell it. ``listen`` must run."""
+
+    def __init__(self, watch: Watch, log: Callable[[], str]) -> None:
+        self._watch, self._log = watch, log
+        self._told = asyncio.Event()
+        self.failovers: list[FailoverSeen] = []
+        #: Of each replica: every state (and sleep level) that it was in since the beginning, in order.
+        self.history: dict[str, list[tuple[str, int]]] = {}
+        self._remember()
+
+    async def listen(self) -> None:
+        while True:
+            changes = await self._watch.next()
+            self.failovers += [change for change in changes if isinstance(change, FailoverSeen)]
+            self._remember()
+            self._told.set()
+
+    @property
+    def there(self) -> bool:
+        """The supervisor is on the bus."""
+        return self._watch.fleet is not None
+
+    def now(self) -> FleetStatus:
+        fleet = self._watch.fleet
+        assert fleet is not None, "the supervisor is not on the bus"
+        return fleet
+
+    def __getitem__(self, name: str) -> ReplicaStatus:
+        return next(replica for replica in self.now().replicas if replica.name == name)
+
+    async def until(self, condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
+        """Returns when ``condition`` holds, looked at after every signal."""
+        try:
+            async with asyncio.timeout(limit):
+                while not condition():
+                    self._told.clear()
+                    await self._told.wait()
+        except TimeoutError:
+            seen = self.there and [(r.name, r.state, r.health, r.last_error) for r in self.now().replicas]
+            raise AssertionError(f"not seen within {limit:g} s: {what}; {seen}\n{self._log()[-3000:]}") from None
+
+    async def becomes(self, name: str, state: str, level: int | None = None) -> None:
+        """Returns when the replica is in ``state`` (asleep at ``level``)."""
+
+        def reached() -> bool:
+            replicas = self.now().replicas if self.there else ()
+            return any(r.name == name and r.state == state and level in (None, r.sleep_level) for r in replicas)
+
+        await self.until(reached, f"{name} {state} {level or ''}".strip())
+
+    async def leaves(self) -> None:
+        """Returns when the supervisor is off the bus."""
+        await self.until(lambda: not self.there, "the supervisor left")
+
+    async def returns(self) -> None:
+        """Returns when the supervisor is on the bus."""
+        await self.until(lambda: self.there, "the supervisor is back")
+
+    def _remember(self) -> None:
+        for replica in self.now().replicas if self.there else ():
+            states = self.history.setdefault(replica.name, [])
+            if (replica.state, replica.sleep_level) not in states[-1:]:
+                states.append((replica.state, replica.sleep_level))
+
+
+class Product:
+    """The installed product of one test module."""
+
+    def __init__(self, folder: Path, config: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.config_file = folder / "config" / "vllm-supervisord" / "config.toml"
+        self.state = folder / "state"
+        self.runtime = Path(os.environ["XDG_RUNTIME_DIR"])
+        self._units = self.runtime / "systemd" / "user"
+        self._written: list[Path] = []
+        self.config_file.parent.mkdir(parents=True)
+        (folder / "log").mkdir()
+        self.configure(config)
+        self._install()
+
+    def configure(self, text: str) -> None:
+        """Write the configuration; who shall read it must be told."""
+        self.config_file.write_text(f"{SUPERVISOR}\n{text}")
+
+    def _install(self) -> None:
+        rendered = self.folder / "units"
+        render = [str(ROOT / "packaging" / "render"), str(rendered), str(PROGRAMS), f"127.0.0.1:{self.port}"]
+        subprocess.run(render, check=True)
+        # What an installation says elsewhere, and, since there is no journal here, where output goes.
+        surroundings = f"Environment=XDG_CONFIG_HOME={self.folder}/config PYTHONDONTWRITEBYTECODE=1\n"
+        for unit, log, more in (
+            (SERVICE, "supervisor", f"Environment=STATE_DIRECTORY={self.state} PYTHONWARNINGS=default\n"),
+            ("vllm@.service", "%i", f"Environment=VLLM_REPLICA_LOG={self.folder}/log/%i.log\nRestartSec=200ms\n"),
+        ):
+            output = "".join(f"Standard{each}=append:{self.folder}/log/{log}.log\n" for each in ("Output", "Error"))
+            text = f"[Unit]\nStartLimitIntervalSec=0\n[Service]\n{surroundings}{output}{more}"
+            self.write_unit(f"{unit}.d/test.conf", text, rendered)
+        self._units.mkdir(parents=True, exist_ok=True)
+        for file in sorted(rendered.rglob("*")):
+            if file.is_file():
+                self.write_unit(str(file.relative_to(rendered)), file.read_text())
+        systemctl("daemon-reload")
+
+    def write_unit(self, name: str, text: str, folder: Path | None = None) -> Path:
+        """Write a unit file or a drop-in (no daemon-reload); it is gone after the module."""
+        file = (folder or self._units) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        if folder is None and file not in self._written:
+            self._written.append(file)
+        return file
+
+    @asynccontextmanager
+    async def drop_in(self, unit: str, text: str) -> AsyncIterator[None]:
+        """Further settings of a unit for the time of the block."""
+        file = self.write_unit(f"{unit}.d/zz-block.conf", text)
+        await run("systemctl", "--user", "daemon-reload")
+        yield
+        file.unlink()
+        await run("systemctl", "--user", "daemon-reload")
+
+    def start(self) -> None:
+        systemctl("start", SOCKET, SERVICE)
+
+    def log(self, name: str = "supervisor") -> str:
+        """Everything that the supervisor or a replica wrote."""
+        file = self.folder / "log" / f"{name}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def main_pid(self, unit: str = SERVICE) -> int:
+        return int(show(unit, "MainPID")["MainPID"])
+
+    def kill(self, unit: str = SERVICE, number: int = signal.SIGKILL) -> None:
+        """A signal to the main process alone."""
+        os.kill(self.main_pid(unit), number)
+
+    def record(self, replica: str) -> dict[str, Any]:
+        """What is on disk about a replica; empty when nothing is."""
+        file = self.state / "replicas" / f"{replica}.json"
+        try:
+            found: dict[str, Any] = json.loads(file.read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    async def vllmctl(self, *args: str, code: int = 0) -> str:
+        """Run vllmctl, which must exit with ``code``; returns what it said."""
+        status, out, err = await run(str(PROGRAMS / "vllmctl"), *args)
+        assert status == code, f"vllmctl {' '.join(args)} exited with {status}: {out}\n{err}\n{self.log()[-3000:]}"
+        return out if code == 0 else err or out
+
+    async def states(self) -> dict[str, str]:
+        """Each replica's state as `vllmctl status --json` says it."""
+        found = json.loads(await self.vllmctl("status", "--json"))
+        return {replica["name"]: replica["state"] for replica in found["replicas"]}
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[Clients]:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(LIMIT)) as session:
+            yield Clients(self.port, session)
+
+    @asynccontextmanager
+    async def engine(self, name: str) -> AsyncIterator[Engine]:
+        """The back door of a bundled replica's engine."""
+        connector = aiohttp.UnixConnector(str(self.runtime / "vllm" / name / "engine.sock"), force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(LIMIT)) as session:
+            yield Engine(name, session)
+
+    @asynccontextmanager
+    async def fleet(self) -> AsyncIterator[Fleet]:
+        """The fleet as D-Bus tells it; the supervisor must run at the beginning."""
+        async with Client.connect(session_bus_address(os.environ)) as client, client.watch(timeout=LIMIT) as watch:
+            fleet = Fleet(watch, self.log)
+            listening = asyncio.create_task(fleet.listen())
+            try:
+                yield fleet
+            finally:
+                listening.cancel()
+                await asyncio.wait([listening])
+                if not listening.cancelled():
+                    listening.result()
+
+    def rest(self) -> None:
+        """Between two tests: engines down, no failures remembered, the supervisor up."""
+        systemctl("stop", "vllm@*.service", check=False)
+        systemctl("reset-failed", check=False)
+        self.start()
+
+    def remove(self) -> list[str]:
+        """Stop everything and take it away; returns what is wrong with what was left."""
+        wrong = []
+        systemctl("stop", SOCKET, SERVICE, check=False)
+        result = show(SERVICE, "ActiveState", "Result", "ExecMainStatus")
+        if result != {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}:
+            wrong.append(f"the supervisor did not end well: {result}")
+        systemctl("stop", "vllm@*.service", "vllm.slice", check=False)
+        systemctl("reset-failed", check=False)
+        for file in self._written:
+            file.unlink(missing_ok=True)
+            if file.parent != self._units and file.parent.exists() and not any(file.parent.iterdir()):
+                file.parent.rmdir()
+        systemctl("daemon-reload")
+        wrong += [f"left in the runtime directory: {left}" for left in (self.runtime / "vllm").glob("*")]
+        shutil.rmtree(self.runtime / "vllm", ignore_errors=True)
+        wrong += [f"left running: {line}" for line in processes_of(str(self.folder), str(PROGRAMS / "vllm-"))]
+        wrong += [f"left in the state directory: {left}" for left in self.state.rglob("*.tmp")]
+        for trouble in ("Traceback", "Warning:", "nobody foresaw", "never awaited", "never retrieved"):
+            if trouble in self.log():
+                wrong.append(f"{trouble!r} in the supervisor's log:\n{self.log()[-6000:]}")
+                break
+        return wrong
+
+
+def running(folder: Path, config: str) -> Iterator[Product]:
+    """A module's fixture: the product, started; afterwards nothing of it may be left."""
+    product = Product(folder, config)
+    try:
+        product.start()
+        yield product
+    finally:
+        wrong = product.remove()
+    assert not wrong, "\n".join(wrong)
+
+
+def processes_of(*words: str) -> Iterator[str]:
+    """Command lines of running processes with one of ``words`` in them or in their environment's head."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                unit = (entry / "cgroup").read_text()
+            except OSError:
+                continue
+            if "vllm" in unit or any(word in line for word in words):
+                yield line
+
+
+def free_port() -> int:
+    """systemd takes no port 0."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def codes(answers: Sequence[Answer]) -> dict[str, int]:
+    """How often each outcome came, for a failure's text."""
+    found: dict[str, int] = {}
+    for answer in answers:
+        outcome = "whole" if answer.whole else f"{answer.status} {answer.error or answer.body[:160]}"
+        found[outcome] = found.get(outcome, 0) + 1
+    return found
