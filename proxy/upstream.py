@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import os
-import socket
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.client_exceptions import UnixClientConnectorError
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawResponseMessage
 from yarl import URL
 
 from proxy.body import Body, Splice
+from proxy.connectors import LOCAL_ERRORS, TCPConnector, UnixConnector, error_number
 from proxy.exchange import ConnectFailed, Exchange, LocalFault, NoFirstByte, UpstreamBroken
 from supervisord.core.admission import Lease
 from supervisord.core.spec import ProxySpec
 
 #: Seconds an idle connection is kept. vLLM's server (uvicorn) closes after 5; one near that limit loses a request.
 KEEPALIVE = 4.0
-
-# Errors of this process or machine when it opens a connection; demoting a replica for them would take all down.
-_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-
-# A full backlog of a Unix socket refuses at once, where TCP would wait: tried again (seconds) within connect_timeout.
-_BACKLOG_PAUSE = 0.02
 
 _MAX_HEAD_LINE = 64 * 1024
 _NO_AUTOMATIC_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -152,9 +141,7 @@ class _Pool:
         options: dict[str, Any] = {"limit": 0, "force_close": force_close}
         if not force_close:
             options["keepalive_timeout"] = KEEPALIVE
-        connector = (
-            _UnixConnector(self._socket, **options) if self._socket is not None else aiohttp.TCPConnector(**options)
-        )
+        connector = UnixConnector(self._socket, **options) if self._socket is not None else TCPConnector(**options)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -164,36 +151,6 @@ class _Pool:
             max_field_size=_MAX_HEAD_LINE,
             trace_configs=[_trace_config()],
         )
-
-
-class _UnixConnector(aiohttp.UnixConnector):
-    """aiohttp's, but a full backlog is waited for.
-
-    ``connect`` on a non-blocking Unix socket then says EAGAIN, and nothing is under way; asyncio waits for the socket
-    to be writable, which it is, and takes it for connected. A burst after a wake would demote a healthy replica.
-    """
-
-    async def _create_connection(
-        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        loop = asyncio.get_running_loop()
-        with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(socket.socket(socket.AF_UNIX))
-            sock.setblocking(False)
-            try:
-                async with asyncio.timeout(timeout.sock_connect):
-                    while number := sock.connect_ex(self.path):
-                        if number != errno.EAGAIN:
-                            raise OSError(number, os.strerror(number))
-                        await asyncio.sleep(_BACKLOG_PAUSE)
-            except TimeoutError:
-                full = OSError(errno.EAGAIN, "its backlog is full")
-                raise UnixClientConnectorError(self.path, req.connection_key, full) from None
-            except OSError as error:
-                raise UnixClientConnectorError(self.path, req.connection_key, error) from error
-            _, protocol = await loop.create_unix_connection(self._factory, sock=sock)
-            undo.pop_all()
-        return protocol
 
 
 class _Trace:
@@ -249,8 +206,7 @@ def _classify(error: aiohttp.ClientConnectionError, endpoint: str, *, reused: bo
         return UpstreamBroken("the connection broke within the head of the answer")
     if reused:
         return _StaleConnection()
-    number = getattr(getattr(error, "os_error", error), "errno", None)
-    if number in _LOCAL_ERRORS:
+    if error_number(error) in LOCAL_ERRORS:
         return LocalFault(f"cannot open a connection to {endpoint}: {error}")
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return ConnectFailed(f"{endpoint} closed the connection without an answer")

@@ -60,7 +60,7 @@ async def test_a_stream_that_outlives_the_drain_gets_an_error_event(rig, gate):
 
 async def test_a_plain_answer_that_outlives_the_drain_is_cut(rig):
     async def half(request, connection):
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n12345")
         await connection.closed()
 
     await rig.engine("a", half)

@@ -8,6 +8,7 @@ import socket
 import pytest
 from proxyrig import CHAT, STREAM, Connection, Engine, answer_ok, chunk, event_stream_head, reply_bytes
 
+from proxy.connectors import CONNECTING
 from supervisord.control import Failover
 from supervisord.core.admission import Ending, RefusalCode, Refuse
 
@@ -261,6 +262,50 @@ async def test_a_backlog_that_stays_full_is_a_failed_connection(rig, full_backlo
     await rig.engine("b")
     assert (await rig.post()).header("x-vllmctl-replica") == "b"
     assert "its backlog is full" in rig.failovers[0].reason
+
+
+async def test_a_burst_opens_few_connections_at_a_time(rig, monkeypatch):
+    # A thousand at once made a healthy replica time out, because one round of our own loop took seconds.
+    loop = asyncio.get_running_loop()
+    connect, opening, most = loop.sock_connect, 0, 0
+
+    async def counted(sock, address):
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        await connect(sock, address)
+        opening -= 1
+
+    await rig.engine("a")
+    clients = [await rig.connect() for _ in range(200)]
+    monkeypatch.setattr(loop, "sock_connect", counted)
+    for client in clients:
+        await client.send(_post())
+    assert [(await client.response()).status for client in clients] == [200] * 200
+    assert 1 <= most <= CONNECTING
+
+
+async def test_who_waits_for_a_turn_to_connect_fails_with_those_who_tried(rig, monkeypatch):
+    # Behind a replica that hangs, the last of a burst would else wait for one connect timeout after another.
+    tries = 0
+    failed = asyncio.Event()
+
+    async def fail(sock, path):
+        nonlocal tries
+        tries += 1
+        await failed.wait()
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr("proxy.connectors._connect", fail)
+    rig.admission.endpoints["a"] = "unix:/nowhere"
+    clients = [await rig.connect() for _ in range(4 * CONNECTING)]
+    for client in clients:
+        await client.send(_post())
+    await rig.until(lambda: len(rig.admission.open) == len(clients))
+    await rig.engine("b")
+    failed.set()
+    assert {(await client.response()).header("x-vllmctl-replica") for client in clients} == {"b"}
+    assert tries == CONNECTING
 
 
 async def test_running_out_of_file_descriptors_blames_no_replica(rig, monkeypatch):
