@@ -25,7 +25,7 @@ from supervisord.config.load import default_files, files_beside, load, runtime_d
 from supervisord.config.problems import ConfigError
 from supervisord.core.events import ShutDown
 from supervisord.core.spec import Config
-from supervisord.effects import Effects
+from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
 from supervisord.fleet_events import journal_failover, journal_note
 from supervisord.heartbeat import Heartbeat
@@ -116,7 +116,7 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         heartbeat = Heartbeat(notifier, dispatcher, watchdog_interval(os.environ, os.getpid()))
         stack.callback(heartbeat.stop)
         reloader = Reloader(config, read_config, dispatcher, effects, manager, notifier)
-        reloader.begin(state.load())
+        reloader.begin(state.load(), state.load_fingerprints(replicas_of(config.models)))
         heartbeat.start()
         await heartbeat.while_starting(reloader.adopted())
 

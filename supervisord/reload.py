@@ -7,10 +7,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from supervisord.config.changes import changes
 from supervisord.config.problems import ConfigError
 from supervisord.control import ControlError, ErrorCode
+from supervisord.core.canary import Fingerprint
 from supervisord.core.events import Configured, UnitChanged
 from supervisord.core.readings import UnitStatus
 from supervisord.core.record import Record
@@ -54,10 +56,10 @@ class Reloader:
         self._adopted = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
 
-    def begin(self, records: Mapping[str, Record]) -> None:
+    def begin(self, records: Mapping[str, Record], fingerprints: Sequence[tuple[str, str, Fingerprint]] = ()) -> None:
         """The first configuration, with what the daemon before us left on disk."""
         self._dispatcher.subscribe(self._check_adopted)
-        self._take(self.config, records)
+        self._take(self.config, records, fingerprints)
 
     async def adopted(self) -> None:
         """Returns when every unit was read, and every running engine looked at once."""
@@ -72,7 +74,7 @@ class Reloader:
             said = changes(self.config, new)
             # Also when nothing was said: idempotent, and the file list may have changed.
             self.config = new
-            self._take(new, {})
+            self._take(new)
             for tell in self.reconfigured:
                 tell(new)
         except ConfigError as error:
@@ -96,11 +98,17 @@ class Reloader:
         with contextlib.suppress(ControlError):  # logged, with every mistake
             await self.reload()
 
-    def _take(self, config: Config, records: Mapping[str, Record]) -> None:
+    def _take(
+        self,
+        config: Config,
+        records: Mapping[str, Record] = MappingProxyType({}),
+        fingerprints: Sequence[tuple[str, str, Fingerprint]] = (),
+    ) -> None:
         replicas = replicas_of(config.models)
         self._effects.configure(config.models)
         self._units = {spec.unit: name for name, spec in replicas.items()}
-        self._dispatcher.dispatch(Configured(config.models, config.supervisor, tuple(records.items())))
+        kept = (tuple(records.items()), tuple(fingerprints))
+        self._dispatcher.dispatch(Configured(config.models, config.supervisor, *kept))
         self._manager.watch(tuple(self._units), self._unit_changed)
 
     def _unit_changed(self, status: UnitStatus) -> None:

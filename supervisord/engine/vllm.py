@@ -9,6 +9,7 @@ The behaviour relied on is vLLM's with VLLM_SERVER_DEV_MODE=1 (tests/engine hold
     POST /wake_up             [?tags=weights&tags=kv_cache]
     POST /collective_rpc      {"method": "reload_weights"}
     POST /reset_prefix_cache
+    GET  /metrics             answered by the API server while the engine core hangs: whether it still got anywhere
 
 Every request has a connection of its own. vLLM closes a kept one after 5 seconds, and a POST that meets the close fails
 without having been seen, which would look like a failed wake; a probe also learns more from a fresh connection: whether
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +29,19 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe
+from supervisord.engine import fingerprint
 from supervisord.ports import EngineError
+
+log = logging.getLogger(__name__)
 
 #: The most that is read of an answer; a list of a thousand adapters is a tenth of it.
 _ANSWER_LIMIT = 2 * 1024 * 1024
 #: How much of an engine's answer an error text quotes, characters.
 _QUOTE = 300
+#: How long a hung engine's API server may take to tell its counters, seconds. Measured on a busy one: milliseconds.
+_PROGRESS_TIMEOUT = 1.0
 #: A Unix socket with a full accept queue answers connect with EAGAIN, which asyncio takes for progress until it writes.
 _QUEUE_FULL = frozenset({errno.EAGAIN, errno.ENOTCONN})
 
@@ -100,17 +108,23 @@ class VllmEngine:
         self._path = endpoint.removeprefix("unix:") if endpoint.startswith("unix:") else None
         self._base = "http://engine" if self._path is not None else endpoint.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        #: The first name that it was last seen to serve.
+        self._model: str | None = None
 
     async def probe(self, timeout: float) -> Probe:
-        """Look once, within ``timeout`` seconds. Never raises for what the engine does, and never wakes it."""
+        """Look once, within ``timeout`` seconds. Never raises for what the engine does, and never wakes it.
+
+        Where only the engine core is silent, its counters are read too: at most one second more.
+        """
         look = _Look()
         try:
             async with asyncio.timeout(timeout):
                 return await self._look(look)
         except TimeoutError:
-            return look.found(EngineState.HUNG, f"no answer in {timeout:g} s")
+            hung = look.found(EngineState.HUNG, f"no answer in {timeout:g} s")
         except _NoAnswer as error:
             return look.found(error.state, str(error))
+        return replace(hung, progress=await self._progress()) if look.asking == "/is_sleeping" else hung
 
     async def sleep(self, level: int, timeout: float) -> None:
         """Ask for a sleep; the caller has drained the engine before and verifies after.
@@ -131,6 +145,27 @@ class VllmEngine:
         """Forget every cached prefix: after a level-2 wake the blocks hold nothing that belongs to them."""
         await self._command("reset the prefix cache", "/reset_prefix_cache", timeout)
 
+    async def fingerprint(self, timeout: float) -> Fingerprint | None:
+        """What it answers to a fixed prompt at temperature 0; None when it refuses every way of asking known here.
+
+        Raises ``EngineError`` when it fails, or does not answer in ``timeout`` seconds.
+        """
+        route = ""
+        try:
+            async with asyncio.timeout(timeout):
+                for route in fingerprint.ROUTES:
+                    answer = await self._request("POST", route, body=fingerprint.request(route, self._model))
+                    if answer.status == 200:
+                        return fingerprint.read(route, answer.json())
+                    if answer.status >= 500 and answer.status != 501:
+                        raise EngineError(f"cannot take a fingerprint: POST {route}: {answer.quote()}")
+                    log.debug("%s gives no fingerprint: POST %s: %s", self.endpoint, route, answer.quote())
+        except TimeoutError:
+            raise EngineError(f"cannot take a fingerprint: POST {route}: no answer in {timeout:g} s") from None
+        except (_NoAnswer, fingerprint.Unanswered) as error:
+            raise EngineError(f"cannot take a fingerprint: POST {route}: {error}") from error
+        return None
+
     async def read_json(self, path: str, timeout: float) -> object:
         """The JSON value at another of the engine's GET routes; None when there is none in ``timeout`` seconds."""
         try:
@@ -139,6 +174,14 @@ class VllmEngine:
         except (TimeoutError, _NoAnswer):
             return None
         return answer.json() if answer.status == 200 else None
+
+    async def _progress(self) -> int | None:
+        try:
+            async with asyncio.timeout(_PROGRESS_TIMEOUT):
+                answer = await self._request("GET", "/metrics")
+        except (TimeoutError, _NoAnswer):
+            return None
+        return fingerprint.progress_of(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
 
     async def close(self) -> None:
         """Close the connections; the engine may be used again afterwards."""
@@ -157,6 +200,7 @@ class VllmEngine:
         look.asking = "/v1/models"
         models = await self._request("GET", "/v1/models")
         look.names, look.max_model_len = _served(models)
+        self._model = look.names[0] if look.names else None
         look.simulated = "x-simulated" in models.headers
         keyless = models.status in (401, 403)  # it wants its --api-key, so who it is cannot be asked
         if models.status >= 500:
@@ -184,7 +228,7 @@ class VllmEngine:
         path: str,
         timeout: float,
         query: Sequence[tuple[str, str]] = (),
-        body: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | None = None,
     ) -> None:
         call = f"POST {path}{_query(query)}"
         try:
@@ -199,7 +243,7 @@ class VllmEngine:
             raise EngineError(f"cannot {what}: {call}: {answer.quote()}{hint}")
 
     async def _request(
-        self, method: str, path: str, query: Sequence[tuple[str, str]] = (), body: Mapping[str, str] | None = None
+        self, method: str, path: str, query: Sequence[tuple[str, str]] = (), body: Mapping[str, object] | None = None
     ) -> _Answer:
         if self._session is None:
             self._session = self._open()
