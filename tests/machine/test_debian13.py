@@ -149,6 +149,7 @@ def test_an_upgrade_keeps_the_engines_and_the_configuration(steps: Steps) -> Non
     assert "The old version still runs" in steps.output("upgrade")
     assert "wrote a first configuration" not in steps.output("upgrade")
     steps.output("restart")
+    assert steps.output("invocations-upgraded") == steps.output("invocations-upgrading")
     assert "status 200" in steps.output("chat-upgraded")
 
 
