@@ -16,6 +16,7 @@ from supervisord.config.kinds import (
     Duration,
     EngineOption,
     Environment,
+    Flag,
     Form,
     Key,
     Kind,
@@ -77,6 +78,8 @@ class Reader:
                 return self._list(ListOf(Text(PLAIN)), value, path) if self._is(list, value, path, "or a text") else BAD
             case Text():
                 return self._text(kind, value, path) if self._is(str, value, path) else BAD
+            case Flag():
+                return self._flag(value, path)
             case Whole():
                 return self._whole(kind, value, path, "a whole number")
             case Size():
@@ -189,6 +192,12 @@ class Reader:
             self.complain(path, f"{value!r} is not {kind.form.means}")
         else:
             return value
+        return BAD
+
+    def _flag(self, value: object, path: Path) -> Any:
+        if isinstance(value, bool):
+            return value
+        self.complain(path, f"must be true or false, not {_kind_of(value)}")
         return BAD
 
     def _whole(self, kind: Whole | Size, value: Any, path: Path, wanted: str) -> Any:

@@ -11,6 +11,7 @@ from supervisord.config.kinds import (
     Duration,
     EngineOption,
     Environment,
+    Flag,
     Key,
     Kind,
     ListOf,
@@ -160,6 +161,8 @@ def _kind(kind: Kind) -> str:
     match kind:
         case Text():
             return " or ".join(f'`"{choice}"`' for choice in kind.choices) if kind.choices else "text"
+        case Flag():
+            return "`true` or `false`"
         case Whole():
             return "whole number" if kind.minimum == 0 else f"whole number from {kind.minimum}"
         case Duration():

@@ -7,6 +7,7 @@ from supervisord.config.kinds import (
     Duration,
     EngineOption,
     Environment,
+    Flag,
     Form,
     Key,
     ListOf,
@@ -108,6 +109,37 @@ SUPERVISOR = Table(
         ),
         Key("probe_timeout", Duration(), "How long one probe may take.", _SUPERVISOR.probe_timeout),
         Key(
+            "suspect_interval",
+            Duration(),
+            "Between two probes of a replica that missed one, or whose requests failed. Short, because requests go "
+            "elsewhere meanwhile, and cheap: three small requests.",
+            _SUPERVISOR.suspect_interval,
+        ),
+        Key(
+            "dead_after",
+            Duration(),
+            "How long an engine may refuse connections, cut them or answer 5xx to every probe before its unit is "
+            "restarted. An engine that dies takes 1 to 3 s to exit, and then systemd restarts it without us: longer "
+            "than this only one stays that will not come back.",
+            _SUPERVISOR.dead_after,
+        ),
+        Key(
+            "hung_after",
+            Duration(),
+            "How long an engine with requests in flight may leave probes unanswered without getting anywhere (its "
+            "counters of tokens stand still) before its unit is restarted. Long, because a kernel that is compiled "
+            "for its first use, or the step of a very long prompt, takes tens of seconds, and a restart ends every "
+            "request.",
+            _SUPERVISOR.hung_after,
+        ),
+        Key(
+            "hung_idle_after",
+            Duration(),
+            "The same for one with nothing in flight, which has no reason to be silent and nothing to lose. Three "
+            "times `probe_timeout`, so that one stall of the machine is not enough.",
+            _SUPERVISOR.hung_idle_after,
+        ),
+        Key(
             "backoff_min",
             Duration(),
             "A failed start or wake is tried again after this, then after twice as long, and so on.",
@@ -174,6 +206,15 @@ WAKE = Table(
             Whole(),
             "How many requests of this model may wait at the same time; the next is refused with `queue_full`.",
             _WAKE.max_waiting,
+        ),
+        Key(
+            "canary",
+            Flag(),
+            "Let an engine answer a short fixed prompt when it is first ready and after every wake, and let requests "
+            "in only if both answers are the same: an engine that was woken without its weights answers 200 and "
+            "garbage, and nothing else tells. It costs a prompt of a dozen tokens and four tokens of an answer "
+            "per wake.",
+            _WAKE.canary,
         ),
     ),
 )

@@ -37,6 +37,11 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """Seconds as a number, or systemd's spelling. ``never``: ``"infinity"`` is allowed and becomes None."""
 
@@ -114,4 +119,4 @@ class Named:
     table: Table
 
 
-Kind = Text | Whole | Duration | Size | ListOf | CommandLine | Environment | EngineOption | Table | Named
+Kind = Text | Whole | Flag | Duration | Size | ListOf | CommandLine | Environment | EngineOption | Table | Named

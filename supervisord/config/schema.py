@@ -16,6 +16,7 @@ from supervisord.config.kinds import (
     Duration,
     EngineOption,
     Environment,
+    Flag,
     Form,
     Kind,
     ListOf,
@@ -77,6 +78,8 @@ def _of(kind: Kind) -> Schema:
             return {"anyOf": [_text(NOT_EMPTY), {"type": "array", "items": _text(PLAIN)}]}
         case Text():
             return {"enum": list(kind.choices)} if kind.choices else _text(kind.form)
+        case Flag():
+            return {"type": "boolean"}
         case Whole():
             return {"type": "integer", "minimum": kind.minimum, "maximum": kind.maximum}
         case Size():

@@ -48,6 +48,7 @@ def test_wake_defaults_are_the_specs() -> None:
     assert {key.name: key.default for key in wake.keys} == {
         "timeout": WakeLimits().timeout,
         "max_waiting": WakeLimits().max_waiting,
+        "canary": WakeLimits().canary,
     }
 
 

@@ -27,6 +27,8 @@ def test_every_table_reaches_the_spec(loaded) -> None:
         [supervisor]
         start_timeout = "1h"
         drain_timeout = 0
+        dead_after = "500ms"
+        hung_after = "2min"
         [models.chat]
         aliases = ["default", "org/chat"]
         routing = "affinity"
@@ -36,6 +38,7 @@ def test_every_table_reaches_the_spec(loaded) -> None:
         [models.chat.wake]
         timeout = "90s"
         max_waiting = 0
+        canary = false
         [models.chat.serve]
         model = "org/chat"
         engine = "simulator"
@@ -53,11 +56,13 @@ def test_every_table_reaches_the_spec(loaded) -> None:
         endpoint = "http://LOCALHOST:07772"
     """)
     assert config.proxy == ProxySpec(listen="[::1]:9000", max_body=2**30, wait_comment_after=None)
-    assert config.supervisor == SupervisorSpec(start_timeout=3600.0, drain_timeout=0.0)
+    assert config.supervisor == SupervisorSpec(
+        start_timeout=3600.0, drain_timeout=0.0, dead_after=0.5, hung_after=120.0
+    )
     (chat,) = config.models
     assert (chat.name, chat.aliases, chat.routing) == ("chat", ("default", "org/chat"), "affinity")
     assert chat.idle == IdleLadder(sleep1=600.0, sleep2=None, stop=28800.0)
-    assert chat.wake == WakeLimits(timeout=90.0, max_waiting=0)
+    assert chat.wake == WakeLimits(timeout=90.0, max_waiting=0, canary=False)
     assert chat.replicas == (
         ReplicaSpec(
             name="chat-a",

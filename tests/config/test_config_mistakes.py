@@ -49,6 +49,14 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             "[models.chat.wake] max_waiting: -1 is too small, the least is 0",
         ),
         (
+            SERVE + "[models.chat.wake]\ncanary = 1",
+            "[models.chat.wake] canary: must be true or false, not the number 1",
+        ),
+        (
+            SERVE + '[models.chat.wake]\ncanary = "yes"',
+            "[models.chat.wake] canary: must be true or false, not the text 'yes'",
+        ),
+        (
             SERVE + "[models.chat.wake]\nmax_waiting = 1.5",
             "[models.chat.wake] max_waiting: must be a whole number, not the number 1.5",
         ),

@@ -108,7 +108,7 @@ def configs(draw: st.DrawFn) -> Config:
         aliases=tuple(draw(st.lists(NAME, max_size=2, unique=True))),
         routing=draw(st.sampled_from(["adaptive", "roundrobin", "affinity"])),
         idle=idle,
-        wake=WakeLimits(timeout=draw(SECONDS), max_waiting=draw(st.integers(0, 2**31 - 1))),
+        wake=WakeLimits(draw(SECONDS), draw(st.integers(0, 2**31 - 1)), canary=draw(st.booleans())),
         serve=serve,
     )
     proxy = ProxySpec(
