@@ -1,4 +1,4 @@
-"""One line per request, the same fields in text and as attributes of the log record."""
+"""One line per request, the same fields in text and as the log record's ``fields``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_request(method: str, route: str, request_id: str, outcome: Outcome, star
         "detail": "; ".join(outcome.details),
     }
     text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value not in ("", None))
-    log.info("%s", text, extra={"request": fields})
+    log.info("%s", text, extra={"fields": fields})
 
 
 def _shown(value: object) -> str:

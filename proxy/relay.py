@@ -125,7 +125,9 @@ class Relay:
 
     def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
         model = exchange.outcome.model
-        log.warning("failover: model %s, %s -> %s: %s [%s]", model, source, target or "nobody", reason, exchange.id)
+        # A silent failover hides a dead card.
+        fields = {"event": "failover", "model": model, "replica": source, "target": target, "request_id": exchange.id}
+        log.warning("failover: %s -> %s: %s", source, target or "nobody", reason, extra={"fields": fields})
         self._on_failover(Failover(model, source, target, reason))
 
 

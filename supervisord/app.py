@@ -27,7 +27,7 @@ from supervisord.core.events import ShutDown
 from supervisord.core.spec import Config
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
-from supervisord.fleet_events import journal_failover, journal_note
+from supervisord.fleet_events import journal_note
 from supervisord.heartbeat import Heartbeat
 from supervisord.listeners import ListenFailed, listening
 from supervisord.loop import Dispatcher
@@ -122,7 +122,6 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
 
         # The port accepts ...
         operator = Operator(dispatcher, reloader.reload)
-        operator.subscribe_failovers(journal_failover)
         proxy = PublicProxy(dispatcher, config.proxy, config.models, operator.failed_over)
         stack.push_async_callback(proxy.stop)
         reloader.reconfigured.append(lambda new: proxy.reconfigure(new.proxy, new.models))

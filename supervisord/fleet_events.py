@@ -1,10 +1,9 @@
-"""What the core noted and the proxy did, as journal lines and counters: one of each for every event."""
+"""What the core noted, as journal lines: one for every event. (Failovers are the proxy's own lines.)"""
 
 from __future__ import annotations
 
 import logging
 
-from supervisord.control import Failover
 from supervisord.core.actions import Note
 from supervisord.sd.journal import FIELDS
 
@@ -16,11 +15,3 @@ def journal_note(note: Note) -> None:
     level = logging.WARNING if note.warning else logging.INFO
     fields = {"event": str(note.kind), "model": note.model, "replica": note.replica}
     log.log(level, "%s: %s", note.replica, note.message, extra={FIELDS: fields})
-
-
-def journal_failover(failover: Failover) -> None:
-    """A silent failover hides a dead card."""
-    fields = {"event": "failover", "model": failover.model, "replica": failover.source, "target": failover.target}
-    target = failover.target or "nobody"
-    message = "%s: a request moved to %s before its first byte: %s"
-    log.warning(message, failover.source, target, failover.reason, extra={FIELDS: fields})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOCKET = Path("/run/systemd/journal/socket")
 #: The name under which a log record carries its fields: ``log.info("...", extra={FIELDS: {...}})``.
-FIELDS = "journal_fields"
+FIELDS = "fields"
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 #: A longer datagram is refused by the kernel's default limits; a log line has no business being longer.
 _LONGEST = 128 * 1024
@@ -51,7 +51,10 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, object] = getattr(record, FIELDS, {})
         text = super().format(record)
-        return " ".join([text, *(f"{key.lower()}={value}" for key, value in fields.items())])
+        untold = (
+            f"{key}={value}" for key, value in fields.items() if value not in ("", None) and f"{key}=" not in text
+        )
+        return " ".join([text, *untold])
 
 
 class JournalHandler(logging.Handler):
@@ -84,7 +87,7 @@ class JournalHandler(logging.Handler):
             "CODE_FUNC": f"{record.name}.{record.funcName}",
         }
         given: Mapping[str, object] = getattr(record, FIELDS, {})
-        fields.update({f"VLLMCTL_{key.upper()}": value for key, value in given.items()})
+        fields.update({f"VLLMCTL_{key.upper()}": value for key, value in given.items() if value not in ("", None)})
         return b"".join(_field(key, str(value)) for key, value in fields.items())
 
 

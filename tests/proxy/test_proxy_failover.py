@@ -40,7 +40,7 @@ async def test_a_dead_replica_costs_the_client_nothing(rig, caplog):
     assert rig.admission.endings == [("a", Ending.CONNECT_FAILED), ("b", Ending.COMPLETED)]
     assert [(f.model, f.source, f.target) for f in rig.failovers] == [("m", "a", "b")]
     assert "cannot reach" in rig.failovers[0].reason
-    assert len([r for r in caplog.records if r.message.startswith("failover: model m, a -> b")]) == 1
+    assert len([r for r in caplog.records if r.message.startswith("failover: a -> b")]) == 1
 
 
 async def test_a_missing_socket_file_is_a_dead_replica(rig, tmp_path):
