@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -11,13 +12,19 @@ from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, ev
 from supervisord.simulator.generation import Generation, Output, Work
 from supervisord.simulator.tokens import content_text, count, decode, encode, ids_to_bytes, render_chat
 
+#: vLLM's default of --max-logprobs.
+MAX_LOGPROBS = 20
+
 
 def routes(api: Api) -> list[web.RouteDef]:
     handlers = OpenAi(api)
-    return [
-        web.get("/v1/models", handlers.models),
+    generating = [
         web.post("/v1/chat/completions", handlers.chat),
         web.post("/v1/completions", handlers.completions),
+    ]
+    return [
+        web.get("/v1/models", handlers.models),
+        *(generating if api.options.generates else ()),
         web.post("/tokenize", handlers.tokenize),
         web.post("/detokenize", handlers.detokenize),
     ]
@@ -33,6 +40,23 @@ def messages_of(body: Body) -> list[dict[str, Any]]:
 def stop_words(body: Body) -> tuple[str, ...]:
     stop = body.get("stop") or ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def logprobs_of(tokens: Sequence[tuple[str, float]], offset: int = 0) -> Body:
+    """The ``logprobs`` object of /v1/completions. ``offset``: characters of the answer before them.
+
+    Of the likeliest tokens at each place it knows only the one that was taken.
+    """
+    offsets = []
+    for text, _ in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [logprob for _, logprob in tokens],
+        "tokens": [text for text, _ in tokens],
+        "top_logprobs": [{text: logprob} for text, logprob in tokens],
+    }
 
 
 class OpenAi:
@@ -91,7 +115,10 @@ class OpenAi:
         else:
             raise bad_request("the simulator takes one prompt per request: a string or a list of token ids", "prompt")
         body.setdefault("max_tokens", 16)  # the dialect's own default
-        work = self._work(body, prompt, prompt.decode(errors="replace"))
+        wanted = body.get("logprobs")
+        if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_LOGPROBS):
+            raise bad_request(f"`logprobs` must be from 0 to {MAX_LOGPROBS}, got {wanted}.", "logprobs")
+        work = replace(self._work(body, prompt, prompt.decode(errors="replace")), logprobs=wanted is not None)
         request_id = self._api.request_id(request, "cmpl")
         async with self._api.generating(request_id, work) as generation:
             frames = CompletionFrames(self._api, body, generation, model)
@@ -101,7 +128,7 @@ class OpenAi:
             choice = {
                 "index": 0,
                 "text": generation.text,
-                "logprobs": None,
+                "logprobs": logprobs_of(generation.tokens) if work.logprobs else None,
                 "finish_reason": reason,
                 "stop_reason": None,
             }
@@ -196,12 +223,20 @@ class ChatFrames(OpenAiFrames):
 class CompletionFrames(OpenAiFrames):
     object = "text_completion"
 
+    def __init__(self, api: Api, body: Body, generation: Generation, model: str) -> None:
+        super().__init__(api, body, generation, model)
+        self._sent = 0
+
     def open(self) -> Iterable[str]:
         return ()
 
     def piece(self, output: Output) -> Iterable[str]:
+        logprobs = None
+        if self._generation.work.logprobs and output.logprob is not None:
+            logprobs = logprobs_of([(output.text, output.logprob)], self._sent)
+        self._sent += len(output.text)
         yield self.chunk(
-            {"index": 0, "text": output.text, "logprobs": None, "finish_reason": output.finish, "stop_reason": None}
+            {"index": 0, "text": output.text, "logprobs": logprobs, "finish_reason": output.finish, "stop_reason": None}
         )
 
 
