@@ -382,8 +382,9 @@ class Product:
         rendered = self.folder / "units"
         render = [str(ROOT / "packaging" / "render"), str(rendered), str(PROGRAMS), f"127.0.0.1:{self.port}"]
         subprocess.run(render, check=True)
-        # What an installation says elsewhere, and, since there is no journal here, where output goes.
-        surroundings = f"Environment=XDG_CONFIG_HOME={self.folder}/config PYTHONDONTWRITEBYTECODE=1\n"
+        # This checkout's code, what an installation says elsewhere, and (there is no journal here) where output goes.
+        python = f"PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1"
+        surroundings = f"Environment=XDG_CONFIG_HOME={self.folder}/config {python}\n"
         for unit, log, more in (
             (SERVICE, "supervisor", f"Environment=STATE_DIRECTORY={self.state} PYTHONWARNINGS=default\n"),
             ("vllm@.service", "%i", f"Environment=VLLM_REPLICA_LOG={self.folder}/log/%i.log\nRestartSec=200ms\n"),
