@@ -44,6 +44,10 @@ class Answer(Protocol):
     reason: str
     headers: Headers
 
+    def accept(self) -> None:
+        """This is what the client gets: nobody else will need the request's body, which may be given back."""
+        ...
+
     async def read(self) -> bytes:
         """What came since the last call, empty at the end; raises ``UpstreamBroken``."""
         ...
@@ -57,7 +61,7 @@ class Upstream(Protocol):
     """The way to the engines."""
 
     async def send(self, lease: Lease, exchange: Exchange) -> Answer:
-        """Send the request to the lease's replica and wait for the response's head; then the body may be given back.
+        """Send the request to the lease's replica and wait for the response's head.
 
         Raises ``ConnectFailed``, ``NoFirstByte``, ``LocalFault`` or ``UpstreamBroken``. Cancelling cuts the connection.
         """

@@ -98,7 +98,9 @@ class Relay:
             answer = await self._upstream.send(lease, exchange)
             try:
                 outcome.first_byte = self._clock()
-                await self._pass_on(answer, await _whole(answer), lease, reply)
+                whole = await _whole(answer)
+                answer.accept()
+                await self._pass_on(answer, whole, lease, reply)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()

@@ -84,8 +84,6 @@ class Upstreams:
         except BaseException:
             upload.cut()
             raise
-        if upload.complete:
-            exchange.body.close()
         return EngineAnswer(response, upload)
 
 
@@ -97,6 +95,10 @@ class EngineAnswer:
         self.status = response.status
         self.reason = response.reason or ""
         self.headers = list(response.headers.items())
+
+    def accept(self) -> None:
+        if self._upload.complete:
+            self._upload.body.close()
 
     async def read(self) -> bytes:
         """What came since the last call; aiohttp stops reading the socket above 128 kB."""
@@ -173,7 +175,7 @@ class _Upload(aiohttp.Payload):
 
     def __init__(self, body: Body, splice: Splice | None) -> None:
         super().__init__(None, content_type="application/octet-stream")
-        self._body, self._splice = body, splice
+        self.body, self._splice = body, splice
         self._size = body.spliced_size(splice)
         self._transport: asyncio.Transport | None = None
         self.complete = False
@@ -184,7 +186,7 @@ class _Upload(aiohttp.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         # Only aiohttp's concrete writer has it, and only while the connection is open: kept for cut().
         self._transport = getattr(writer, "transport", None)
-        for piece in self._body.pieces(self._splice):
+        for piece in self.body.pieces(self._splice):
             await writer.write(piece)
         self.complete = True
 

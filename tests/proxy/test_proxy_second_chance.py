@@ -30,10 +30,10 @@ async def resets(request, connection):
 
 @pytest.mark.parametrize(("body", "status"), [(GOING_DOWN, "500 Internal Server Error"), (ABORTED, "200 OK")])
 async def test_an_engine_that_is_stopped_by_somebody_costs_the_client_nothing(rig, body, status):
-    await rig.engine("a", answers(body, status))
-    await rig.engine("b")
+    first, second = await rig.engine("a", answers(body, status)), await rig.engine("b")
     answer = await rig.post()
     assert (answer.status, answer.header("x-vllmctl-replica")) == (200, "b")
+    assert second.requests[0].body == first.requests[0].body != b""
     assert rig.admission.endings == [("a", Ending.STREAM_BROKEN), ("b", Ending.COMPLETED)]
 
 
