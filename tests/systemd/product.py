@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -49,6 +50,8 @@ probe_timeout = "2s"
 backoff_min = "300ms"
 drain_timeout = "20s"
 """
+#: What no supervisor may write, whatever is done to it.
+_TROUBLE = re.compile(r"^Traceback|^\S.*\b\w+Warning: |nobody foresaw|never awaited|never retrieved", re.MULTILINE)
 
 
 def model(
@@ -502,10 +505,10 @@ class Product:
         shutil.rmtree(self.runtime / "vllm", ignore_errors=True)
         wrong += [f"left running: {line}" for line in processes_of(str(self.folder), str(PROGRAMS / "vllm-"))]
         wrong += [f"left in the state directory: {left}" for left in self.state.rglob("*.tmp")]
-        for trouble in ("Traceback", "Warning:", "nobody foresaw", "never awaited", "never retrieved"):
-            if trouble in self.log():
-                wrong.append(f"{trouble!r} in the supervisor's log:\n{self.log()[-6000:]}")
-                break
+        trouble = _TROUBLE.search(self.log())
+        if trouble is not None:
+            around = slice(max(0, trouble.start() - 1000), trouble.end() + 4000)
+            wrong.append(f"{trouble[0]!r} in the supervisor's log:\n{self.log()[around]}")
         return wrong
 
 
