@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.machine
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIMIT = os.environ.get("LIMIT", "540")
+LIMIT = os.environ.get("LIMIT", "900")
 #: As root in the machine: the checkout into the user's home, then the scenario as that user.
 SCRIPT = """
 set -e
