@@ -28,12 +28,12 @@ from supervisord.core.recovery import UNKNOWN_LEVEL
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import (
     FIRST_LOOK_STEPS,
-    RESUME_STEPS,
     CallStep,
     CanaryStep,
     PersistStep,
     Step,
     VerifyStep,
+    resume_steps,
     sleep_steps,
     wake_steps,
 )
@@ -177,13 +177,17 @@ def verified(turn: Turn, replica: Replica, probe: Probe) -> None:
     assert isinstance(step, VerifyStep)
     if probe.state is step.expected:
         step_done(turn, replica)
-    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and replica.steps[:2] != RESUME_STEPS:
-        canary = (CanaryStep(),) if wants_canary(turn, replica) else ()
-        _go_on_with(turn, replica, (*RESUME_STEPS, *canary))
+    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and not _resuming(replica):
+        replica.level = UNKNOWN_LEVEL
+        _go_on_with(turn, replica, resume_steps(canary=wants_canary(turn, replica)))
     elif replica.life is Life.FALLING_ASLEEP and probe.state is EngineState.AWAKE:
         _stay_awake(turn, replica, replica.last_error or f"it is still awake after sleep {replica.level}")
     else:
         step_failed_for_good(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip())
+
+
+def _resuming(replica: Replica) -> bool:
+    return replica.steps in (resume_steps(), resume_steps(canary=True))
 
 
 def _go_on_with(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:

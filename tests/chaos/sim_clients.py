@@ -140,7 +140,7 @@ class Clients:
             client.retry_after = error.retry_after
             supervisor = self._world.supervisor
             if supervisor is not None and supervisor.process is self._process:
-                headed = exchange.outcome.first_byte is not None
+                headed = client.stream and exchange.outcome.first_byte is not None
                 supervisor.checks.error_shown(client, answer, str(error), headed=headed)
         except asyncio.CancelledError:
             answer = "left"

@@ -91,7 +91,8 @@ class Happenings:
 
     def _command(self, item: Item, rng: Random) -> None:
         model = rng.choice(self._first.models)
-        verb, level = rng.choice(list(Verb)), rng.choice((1, 2))
+        verb = rng.choice([*Verb, Verb.START, Verb.WAKE, Verb.SLEEP])
+        level = rng.choice((1, 2))
         target = model.name if item.kind == "command to a model" else rng.choice(model.replicas).name
         self._note(item, "", f"operator: {verb}")
         supervisor = self._world.supervisor
@@ -140,15 +141,21 @@ class Happenings:
     def _sleep_by_hand(self, item: Item, unit: Unit, engine: EngineProcess, level: int) -> None:
         """Left out: level 2 where the disk says that this run sleeps at level 1, or is on its way there.
 
-        Nobody can know of that but by having looked in between, and a kill makes that look undone. A fingerprint of
-        the answers would show it.
+        Nobody can know of that but by having looked in between, and a kill makes that look undone. Where a canary is
+        compared after each wake it is not left out.
         """
         record = self._world.disk.get(unit.replica)
         says_1 = record is not None and record.level == 1 and record.invocation == engine.invocation
-        if level == 2 and says_1:
+        if level == 2 and says_1 and not self._has_canary(unit, engine):
             return
         self._note(item, unit.name, f"slept by hand, level {level}")
         engine.call(Call.SLEEP, level, (), "", 0.5, lambda error: None)
+
+    def _has_canary(self, unit: Unit, engine: EngineProcess) -> bool:
+        kept = self._world.disk.fingerprint_of(unit.replica, engine.invocation) is not None
+        return kept and any(
+            model.wake.canary for model in self._world.config.models for r in model.replicas if r.name == unit.replica
+        )
 
     def _wake_by_hand(self, item: Item, unit: Unit, engine: EngineProcess) -> None:
         """Left out: where the weights are gone and the disk does not say so, that is, where somebody's own sleep was

@@ -114,7 +114,7 @@ def _config(rng: Random) -> Config:
 
 def _model(rng: Random, name: str, interval: float) -> ModelSpec:
     replicas = tuple(_replica(rng, name, number) for number in range(rng.choice((1, 1, 2, 2, 3))))
-    wake = WakeLimits(timeout=rng.choice((8.0, 60.0, 300.0)), max_waiting=rng.choice((4, 64)))
+    wake = WakeLimits(rng.choice((8.0, 60.0, 300.0)), rng.choice((4, 64)), canary=rng.random() < 0.3)
     return ModelSpec(
         name, replicas, aliases=(f"{name}-alias",), idle=_ladder(rng, interval), wake=wake, serve=ServeSpec("m")
     )

@@ -12,6 +12,7 @@ from sim_systemd import Unit
 
 from proxy.exchange import ConnectFailed, LocalFault, NoFirstByte, UpstreamBroken
 from supervisord.core.actions import Call
+from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe
 from supervisord.core.spec import ReplicaSpec
 from supervisord.ports import EngineError, UnitError
@@ -75,6 +76,21 @@ class EnginePort:
 
     async def reset_prefix_cache(self, timeout: float) -> None:
         await self._call(Call.RESET_PREFIX_CACHE, timeout)
+
+    async def fingerprint(self, timeout: float) -> Fingerprint | None:
+        """A request of the supervisor's own: what it answers is compared, never shown to anybody."""
+        unit, world = self.unit, self._world
+        fault = world.choices.fault(unit.name, "canary", ("error", "no answer", "slow"))
+        await asyncio.sleep(
+            world.choices.latency(f"{unit.name} canary", 0.01, 0.5) * (50.0 if fault == "slow" else 1.0)
+        )
+        engine = unit.engine
+        if fault == "error" or engine is None or engine.dead or not engine.listening:
+            raise EngineError("fingerprint: connection refused")
+        if fault == "no answer" or engine.blocked:
+            await asyncio.sleep(timeout)
+            raise EngineError(f"fingerprint: no answer in {timeout:g} s")
+        return Fingerprint(("whole" if engine.whole else "garbage",), (-0.1,)) if unit.answers_canary else None
 
     async def close(self) -> None:
         pass
@@ -180,20 +196,26 @@ class UpstreamPort:
             raise
         if error:
             raise ConnectFailed(error)
-        return AnswerPort(engine, request, end)
+        return AnswerPort(engine, request, end, stream=client.stream)
 
 
 class AnswerPort:
     """A response whose head has come."""
 
     status, reason = 200, "OK"
-    headers = (("content-type", "text/event-stream"),)
 
-    def __init__(self, engine, request: Request, end: asyncio.Future[str]) -> None:
+    def __init__(self, engine, request: Request, end: asyncio.Future[str], *, stream: bool) -> None:
         self._engine, self._request, self._end = engine, request, end
         self._parts = [b"data\n\n", b""]
+        # A plain answer is held until it is whole, a stream goes on byte by byte.
+        self.headers = (("content-type", "text/event-stream"),) if stream else (("content-length", "6"),)
+
+    def accept(self) -> None:
+        pass
 
     async def read(self) -> bytes:
+        if not self._parts:
+            return b""
         if len(self._parts) == 1 and await self._end:
             raise UpstreamBroken("the connection was closed")
         return self._parts.pop(0)

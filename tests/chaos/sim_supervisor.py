@@ -13,11 +13,12 @@ from sim_loop import EPOCH, Process
 from sim_manager import ManagerPort
 from sim_ports import EnginePort, Meter
 
-from supervisord.control import ControlError, Verb
+from supervisord.control import ControlError
 from supervisord.core.actions import Action, Note
 from supervisord.core.admission import Chooser, Ending, Lease, Refuse, Wait
 from supervisord.core.events import Event, ShutDown
 from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
+from supervisord.core.verbs import Verb
 from supervisord.effects import Effects
 from supervisord.loop import Dispatcher
 from supervisord.operate import Operator
@@ -125,7 +126,7 @@ class Supervisor:
         self.reloader = Reloader(config, lambda: world.config, self.dispatcher, effects, self.manager, Notifier())
         self.reloader.reconfigured.append(self._reconfigured)
         world.say(f"a supervisor starts, with {world.disk.load()}")
-        self.reloader.begin(world.disk.load())
+        self.reloader.begin(world.disk.load(), world.disk.load_fingerprints())
         await self.reloader.adopted()
         self.operator = Operator(self.dispatcher, self.reloader.reload)
         self.clients.open(self.dispatcher, config.proxy.first_byte_timeout)

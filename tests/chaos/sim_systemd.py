@@ -31,6 +31,7 @@ class Unit:
         self.restarts = choose.chance(f"{name} Restart=always", 0.8)
         self.can_sleep = choose.chance(f"{name} dev mode", 0.9)
         self.measured = choose.chance(f"{name} memory is measured", 0.7)
+        self.answers_canary = choose.chance(f"{name} answers a fingerprint", 0.9)
         self.load_seconds = choose.between(0.5, 40.0, f"{name} loads")
         self.call_seconds = choose.between(0.02, 8.0, f"{name} calls")
         self.load_state = "loaded"
