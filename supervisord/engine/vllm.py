@@ -150,16 +150,21 @@ class VllmEngine:
 
         Raises ``EngineError`` when it fails, or does not answer in ``timeout`` seconds.
         """
-        route = ""
+        route, missing = "", set()
         try:
             async with asyncio.timeout(timeout):
-                for route in fingerprint.ROUTES:
-                    answer = await self._request("POST", route, body=fingerprint.request(route, self._model))
+                for route, echo in fingerprint.ATTEMPTS:
+                    if route in missing:
+                        continue
+                    body = fingerprint.request(route, self._model, echo=echo)
+                    answer = await self._request("POST", route, body=body)
                     if answer.status == 200:
                         return fingerprint.read(route, answer.json())
                     if answer.status >= 500 and answer.status != 501:
                         raise EngineError(f"cannot take a fingerprint: POST {route}: {answer.quote()}")
                     log.debug("%s gives no fingerprint: POST %s: %s", self.endpoint, route, answer.quote())
+                    if answer.status == 404:
+                        missing.add(route)
         except TimeoutError:
             raise EngineError(f"cannot take a fingerprint: POST {route}: no answer in {timeout:g} s") from None
         except (_NoAnswer, fingerprint.Unanswered) as error:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, event, now, required
 from supervisord.simulator.generation import Generation, Output, Work
-from supervisord.simulator.tokens import content_text, count, decode, encode, ids_to_bytes, render_chat
+from supervisord.simulator.tokens import BYTES_PER_TOKEN, content_text, count, decode, encode, ids_to_bytes, render_chat
 
 #: vLLM's default of --max-logprobs.
 MAX_LOGPROBS = 20
@@ -42,7 +42,19 @@ def stop_words(body: Body) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def logprobs_of(tokens: Sequence[tuple[str, float]], offset: int = 0) -> Body:
+def prompt_tokens(generation: Generation) -> list[tuple[str, float | None]]:
+    """The tokens of the prompt, and how likely each was after those before it (of the first nothing is known)."""
+    prompt, garbage = generation.work.prompt, generation.garbage
+    pieces = [
+        prompt[at : at + BYTES_PER_TOKEN].decode(errors="replace") for at in range(0, len(prompt), BYTES_PER_TOKEN)
+    ]
+    likely = [generation.answer.logprob(place, garbage) for place in range(len(pieces))]
+    return [
+        (piece, logprob if place else None) for place, (piece, logprob) in enumerate(zip(pieces, likely, strict=True))
+    ]
+
+
+def logprobs_of(tokens: Sequence[tuple[str, float | None]], offset: int = 0) -> Body:
     """The ``logprobs`` object of /v1/completions. ``offset``: characters of the answer before them.
 
     Of the likeliest tokens at each place it knows only the one that was taken.
@@ -55,7 +67,7 @@ def logprobs_of(tokens: Sequence[tuple[str, float]], offset: int = 0) -> Body:
         "text_offset": offsets,
         "token_logprobs": [logprob for _, logprob in tokens],
         "tokens": [text for text, _ in tokens],
-        "top_logprobs": [{text: logprob} for text, logprob in tokens],
+        "top_logprobs": [None if logprob is None else {text: logprob} for text, logprob in tokens],
     }
 
 
@@ -125,10 +137,13 @@ class OpenAi:
             if body.get("stream"):
                 return await self._api.stream(request, generation, frames)
             reason = await self._api.collect(generation)
+            tokens: list[tuple[str, float | None]] = [*generation.tokens]
+            if body.get("echo"):
+                tokens = [*prompt_tokens(generation), *tokens]
             choice = {
                 "index": 0,
-                "text": generation.text,
-                "logprobs": logprobs_of(generation.tokens) if work.logprobs else None,
+                "text": prompt.decode(errors="replace") + generation.text if body.get("echo") else generation.text,
+                "logprobs": logprobs_of(tokens) if work.logprobs else None,
                 "finish_reason": reason,
                 "stop_reason": None,
             }

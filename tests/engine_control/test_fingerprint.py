@@ -42,6 +42,21 @@ async def test_it_is_asked_greedily_by_name_and_never_from_the_cache(vllm: Fake,
     assert one == other
 
 
+async def test_it_tells_how_likely_the_tokens_of_the_prompt_were(vllm: Fake, engine: VllmEngine) -> None:
+    vllm.faults[COMPLETIONS] = (200, completion(["The", " light", " a"], [None, -4.0, -0.25]))
+    assert await engine.fingerprint(LONG) == Fingerprint((" light", " a"), (-4.0, -0.25))
+    assert vllm.bodies[0]["echo"] is True
+
+
+async def test_an_engine_that_cannot_tell_of_the_prompt_tells_of_its_own_tokens(vllm: Fake, engine: VllmEngine) -> None:
+    def answer(body: dict[str, object]) -> tuple[int, object]:
+        refused = (400, {"error": {"message": "prompt_logprobs is not supported"}})
+        return refused if body["echo"] else (200, completion([" a"], [-0.25]))
+
+    vllm.answers[COMPLETIONS] = answer
+    assert await engine.fingerprint(LONG) == Fingerprint((" a",), (-0.25,))
+
+
 async def test_an_engine_whose_names_are_not_known_is_asked_without_one(vllm: Fake, engine: VllmEngine) -> None:
     vllm.faults[COMPLETIONS] = (200, completion([" a"], [-0.25]))
     await engine.fingerprint(LONG)
@@ -55,7 +70,7 @@ async def test_a_pooling_model_is_asked_for_a_vector_of_which_a_part_is_kept(vll
     assert seen == Fingerprint((), tuple(vector[::16]))
     assert len(seen.values) == DIMENSIONS
     assert vllm.asked == [f"POST {COMPLETIONS}", f"POST {EMBEDDINGS}"]
-    assert vllm.bodies[1]["encoding_format"] == "float"
+    assert vllm.bodies[-1]["encoding_format"] == "float"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +84,7 @@ async def test_a_pooling_model_is_asked_for_a_vector_of_which_a_part_is_kept(vll
         {COMPLETIONS: (200, {"choices": []})},
         {COMPLETIONS: (200, "<html>")},
         {COMPLETIONS: (200, completion([" a", " b"], [-0.25]))},
-        {COMPLETIONS: (200, completion([" a"], [None]))},
+        {COMPLETIONS: (200, completion([" a", " b"], [-0.25, None]))},
         {COMPLETIONS: NOT_THERE, EMBEDDINGS: (200, {"data": [{"embedding": "AACAPw=="}]})},
     ],
 )
@@ -86,6 +101,7 @@ async def test_an_engine_that_offers_none_has_none(vllm: Fake, engine: VllmEngin
         ({COMPLETIONS: NOT_THERE, EMBEDDINGS: (503, "busy")}, "/v1/embeddings: 503: busy"),
         ({COMPLETIONS: (200, completion([" a"], [-0.1], "abort"))}, "/v1/completions: it was aborted"),
         ({COMPLETIONS: (200, completion([], []))}, "/v1/completions: not one token"),
+        ({COMPLETIONS: (200, completion(["The"], [None]))}, "/v1/completions: not one token"),
         ({EMBEDDINGS: (200, embedding([]))}, "/v1/embeddings: an empty vector"),
     ],
 )

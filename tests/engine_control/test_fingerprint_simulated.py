@@ -54,7 +54,7 @@ async def wake_from_2(client: VllmEngine) -> None:
 async def test_it_is_the_same_through_sleeps_and_restarts(start: Start) -> None:
     async with start() as (_, client):
         first = await taken(client)
-        assert len(first.tokens) in (TOKENS, 0)
+        assert not first.tokens or len(first.tokens) > 3 * TOKENS
         await client.sleep(1, LONG)
         await client.wake_up([], LONG)
         assert await taken(client) == first

@@ -333,6 +333,18 @@ async def test_completions_tell_the_log_probability_of_every_token(start: Start)
         assert [part[key][0] for part in parts] == told[key]
 
 
+async def test_an_echo_tells_the_log_probability_of_the_prompts_tokens_too(start: Start) -> None:
+    client = await start()
+    asked = {"model": "big", "prompt": "once upon a time", "max_tokens": 2, "logprobs": 0, "echo": True}
+    (choice,) = (await client.post("/v1/completions", asked))[1]["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert choice["text"].startswith("once upon a time")
+    assert told["tokens"][:4] == ["once", " upo", "n a ", "time"]
+    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+    assert all(-1.0 < value <= 0.0 for value in told["token_logprobs"][1:])
+
+
 async def test_no_log_probabilities_unless_asked_for_and_no_more_than_the_engine_gives(start: Start) -> None:
     client = await start()
     asked = {"model": "big", "prompt": "once upon a time", "max_tokens": 3}
