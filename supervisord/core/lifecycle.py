@@ -90,6 +90,7 @@ def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> No
     turn.forget_operation(replica)
     op = turn.expect(replica, timeout + GRACE)
     replica.op_began, replica.job_ended, replica.probe_at, replica.level = turn.now, False, None, 0
+    replica.known_invocation = replica.invocation
     turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout))
 
 

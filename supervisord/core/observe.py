@@ -43,6 +43,8 @@ _DOWN = ("inactive", "failed")
 
 def unit_changed(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     """A new reading of the unit."""
+    if status.invocation and status.invocation == replica.past_invocation:
+        return
     before, replica.unit = replica.unit, status
     state = status.active_state
     match replica.life:
@@ -134,6 +136,8 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     """The awaited unit job ended."""
     if event.status is not None:
         replica.unit = event.status
+        if event.status.invocation != replica.known_invocation:
+            replica.past_invocation = replica.known_invocation
     replica.job_ended = True
     replica.op = 0  # the deadline stays: the engine must answer within it
     text = event.detail or f"systemd says '{event.result}'"

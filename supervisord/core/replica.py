@@ -77,6 +77,8 @@ class Replica:
     unit: UnitStatus | None = None
     #: The unit's invocation that readiness or sleep was seen in; another one means a restart behind our back.
     known_invocation: str = ""
+    #: The run that a job of ours has put an end to: what is still told of it is late.
+    past_invocation: str = ""
     record: Record | None = None
 
     #: When to look at the engine again, and the number of the look under way (0: none).

@@ -29,10 +29,11 @@ _RIGHT_ANYHOW = ("504 upstream_timeout", "503 out_of_resources", "503 router_shu
 class _Seen:
     """What is remembered of one replica between two steps."""
 
-    __slots__ = ("idle_since", "life", "ok_since", "ours", "replica", "settled_at")
+    __slots__ = ("idle_since", "life", "ok_since", "ours", "replica", "settled_at", "since")
 
     def __init__(self, replica: Replica, now: float) -> None:
         self.replica, self.life, self.idle_since = replica, replica.life, replica.idle_since
+        self.since = replica.since
         #: Its present state was entered by an operation of ours, not because the world drifted.
         self.ours = False
         self.settled_at = now
@@ -80,7 +81,7 @@ class Checks:
             if -1 not in per_replica and replica.in_flight != per_replica.get(id(replica), 0):
                 world.fail("3", f"{replica.name} counts {replica.in_flight} in flight, {per_replica} are")
             life = replica.life
-            if life is not seen.life:
+            if life is not seen.life or replica.since != seen.since:
                 self._advanced(replica, seen)
             elif replica.idle_since != seen.idle_since and event is not None:
                 world.fail("9", f"{replica.name}'s idle clock was set by {event}")
@@ -120,7 +121,7 @@ class Checks:
 
     def _advanced(self, replica: Replica, seen: _Seen) -> None:
         world, life, before = self._world, replica.life, seen.life
-        seen.life, seen.ours = life, replica.op != 0
+        seen.life, seen.since, seen.ours = life, replica.since, replica.op != 0
         if life in (Life.READY, Life.ASLEEP):
             seen.settled_at = world.now
         said = world.units[replica.spec.unit].said
