@@ -32,7 +32,9 @@ PROGRAMS = ROOT / ".venv" / "bin"
 SERVICE, SOCKET = "vllm-supervisord.service", "vllm-supervisord.socket"
 #: Seconds that anything may take before the test counts as failed; nothing is asserted about how long it took.
 LIMIT = 60.0
-#: What a test's engines do unless it says otherwise: everything quickly. Seconds.
+#: The engines' own seconds are short, so that those that nothing sets (the last one of a stop, say) are short as well.
+CLOCK_FACTOR = 0.2
+#: What a test's engines do unless it says otherwise: everything quickly. Seconds, real ones.
 QUICK: Mapping[str, object] = {
     "enable-sleep-mode": True,
     "sim-load-time": 0.1,
@@ -42,6 +44,7 @@ QUICK: Mapping[str, object] = {
     "sim-tpot-base": 0.002,
     "sim-tpot-per-seq": 0.0,
 }
+_TIMES = ("sim-load-time", "sim-sleep", "sim-wake1", "sim-wake2", "sim-tpot-base", "sim-tpot-per-seq")
 #: Looks and back-offs as quick as the engines.
 SUPERVISOR = """\
 [supervisor]
@@ -63,12 +66,13 @@ def model(
     **serve: object,
 ) -> str:
     """The TOML of one model with bundled, simulated replicas (by default one, of the model's name)."""
-    options = {key.replace("_", "-"): value for key, value in serve.items()}
+    options: dict[str, Any] = {**QUICK, **{key.replace("_", "-"): value for key, value in serve.items()}}
+    options |= {key: options[key] / CLOCK_FACTOR for key in _TIMES} | {"sim-clock-factor": CLOCK_FACTOR}
     tables = {
         f"models.{name}": dict(top or {}),
         f"models.{name}.idle": dict(idle or {}),
         f"models.{name}.wake": dict(wake or {}),
-        f"models.{name}.serve": {"engine": "simulator", "model": "simulated", **QUICK, **options},
+        f"models.{name}.serve": {"engine": "simulator", "model": "simulated", **options},
         **{f"models.{name}.replicas.{replica}": {} for replica in replicas or (name,)},
     }
     # JSON's texts, numbers, truths and lists are TOML's too.
