@@ -30,7 +30,7 @@ class WakeLimits:
     #: Requests of this model that may wait at the same time; the next is refused with ``queue_full``.
     max_waiting: int = 2048
     #: Compare a short greedy answer after every wake with the one of the first readiness, before any request is let in.
-    canary: bool = False
+    canary: bool = True
 
 
 @dataclass(frozen=True, slots=True)
