@@ -41,7 +41,7 @@ QUICK: Mapping[str, object] = {
     "sim-sleep": 0.05,
     "sim-wake1": 0.1,
     "sim-wake2": 0.2,
-    "sim-tpot-base": 0.002,
+    "sim-tpot-base": 0.01,
     "sim-tpot-per-seq": 0.0,
 }
 _TIMES = ("sim-load-time", "sim-sleep", "sim-wake1", "sim-wake2", "sim-tpot-base", "sim-tpot-per-seq")
