@@ -42,6 +42,7 @@ def set_idle_goal(turn: Turn, replica: Replica) -> None:
         or model.waiting
         or replica.hold is not Hold.NONE
         or replica.leaving
+        or turn.now < replica.rest_at
     ):
         return
     due = rung_due(model.spec.idle, turn.now - replica.idle_since, can_sleep=replica.can_sleep)

@@ -45,6 +45,8 @@ MAX_ESCALATIONS = 1
 GRACE = 5.0
 #: Writing one small file; beyond that the disk is not working.
 PERSIST_TIMEOUT = 10.0
+#: A rest whose intent could not be written is tried again this much later: a full disk is full for a while.
+REST_AGAIN = 30.0
 #: How long the last lines of a failed unit are waited for before its waiters are told without them.
 AUTOPSY_TIMEOUT = 3.0
 #: Prefill and decode of a few tokens; an engine that needs longer for them is not well.
@@ -279,6 +281,8 @@ def _stay_awake(turn: Turn, replica: Replica, reason: str) -> None:
     turn.forget_operation(replica)
     nothing_done = reason.startswith("'record")
     replica.sleep_broken = replica.sleep_broken or not nothing_done
+    if nothing_done:
+        replica.rest_at = turn.now + REST_AGAIN
     replica.last_error = reason
     turn.note(NoteKind.SLEEP_FAILED, replica, f"did not fall asleep, level {level}: {reason}", warning=True)
     if replica.goal is not None and replica.goal.level:

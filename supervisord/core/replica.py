@@ -102,6 +102,8 @@ class Replica:
     #: Until then the failed unit's last lines are awaited; 0.0: not.
     autopsy_until: float = 0.0
     last_error: str = ""
+    #: The idle ladder is left alone until then: the last rest could not be begun.
+    rest_at: float = 0.0
     #: Sleep was tried in this invocation and did not do what it says: only stop from now on.
     sleep_broken: bool = False
     #: The configuration of a running engine changed: restart it when that disturbs nobody.

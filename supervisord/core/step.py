@@ -253,7 +253,7 @@ def next_due(fleet: Fleet) -> float | None:
         if model is not None and replica.life in (Life.READY, Life.ASLEEP) and not replica.in_flight:
             rung = next_rung_after(model.spec.idle, replica.rung, can_sleep=replica.can_sleep)
             if rung is not None and replica.goal is None and replica.hold is Hold.NONE:
-                due.append(replica.idle_since + rung)
+                due.append(max(replica.idle_since + rung, replica.rest_at))
     for model in fleet.models.values():
         first = next(iter(model.waiting.values()), None)
         if first is not None:

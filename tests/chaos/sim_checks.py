@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LOOKED_AT = (Life.READY, Life.DRAINING, Life.ASLEEP)
 #: A fault may still work this long after the replica was ready again (a call that was carried out late). Seconds.
 AFTERMATH = 300.0
+#: Events in 10 seconds that no fleet of this size has without running in circles.
+BUSY = 5000
 #: Errors that rule 5 or a lack of our own resources makes right whatever else is alive.
 _RIGHT_ANYHOW = ("504 upstream_timeout", "503 out_of_resources", "503 router_shutting_down", "404 model_not_found")
 
@@ -50,7 +52,10 @@ class Checks:
         self._world, self._process = world, process
         self._seen: dict[str, _Seen] = {}
         self._untouched: dict[str, tuple[object, ...]] = {}
+        self._waiting: dict[str, int] = {}
         self._count = 0
+        #: Events since an instant.
+        self._events, self._events_since = 0, 0.0
 
     # --- after each step ---
 
@@ -66,6 +71,8 @@ class Checks:
             world.say(f"{event}")
         if not self._process.alive:
             world.fail("13", "a killed supervisor's core took a step")
+        if event is not None:
+            self._check_pace(event)
         leases = fleet.leases
         per_replica: dict[int, int] = {}
         waiting = 0
@@ -100,17 +107,26 @@ class Checks:
             if model.waiting:
                 waiting += len(model.waiting)
                 self._check_waiting(model)
+            self._waiting[model.name] = len(model.waiting)
         if len(leases) + waiting > self._process_clients():
             world.fail("3", f"{len(leases)} leases and {waiting} waiting of {self._process_clients()} requests")
         if self._untouched:
             self._check_untouched()
+
+    def _check_pace(self, event: Event) -> None:
+        if self._world.now > self._events_since + 10.0:
+            self._events, self._events_since = 0, self._world.now
+        self._events += 1
+        if self._events > BUSY:
+            self._world.fail("liveness", f"{BUSY} events in 10 s, the last: {event}")
 
     def _process_clients(self) -> int:
         supervisor = self._world.supervisor
         return supervisor.clients.count if supervisor is not None else 0
 
     def _check_waiting(self, model) -> None:
-        if len(model.waiting) > model.spec.wake.max_waiting:
+        before = self._waiting.get(model.name, 0)
+        if len(model.waiting) > max(model.spec.wake.max_waiting, before):
             self._world.fail("11", f"{len(model.waiting)} wait for {model.name}")
         free = [r for r in model.replicas if r.routable and r.health is Health.OK]
         for replica in free:

@@ -115,6 +115,10 @@ class Process(asyncio.AbstractEventLoop):
         """Be killed after so many more callbacks; ``then`` is told (of the world's side)."""
         self._fuse, self._burnt = callbacks, then
 
+    def spare(self) -> None:
+        """Nobody will kill it any more."""
+        self._fuse = -1
+
     def bury(self) -> None:
         """At the end of everything: close what never ended, quietly."""
         self.alive, self.buried = False, True

@@ -130,6 +130,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
     for unit in world.units.values():
         unit.load_state = "loaded"
     if world.supervisor is not None:
+        world.supervisor.process.spare()
         world.supervisor.manager.look_again()
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "requests or commands are never answered")
     spec = world.config.supervisor

@@ -1,8 +1,8 @@
 """What random histories (tests/chaos) found, each in its shortest form."""
 
-from world import Life, Verb, World, model
+from world import IdleLadder, Life, Verb, World, model
 
-from supervisord.core.actions import Call, CallEngine, ProbeEngine, RunUnitJob
+from supervisord.core.actions import Call, CallEngine, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.events import UnitChanged
 
 
@@ -45,3 +45,21 @@ def test_a_late_reading_of_the_run_before_does_not_end_a_start():
     assert world.life() is Life.STARTING
     world.run()
     assert world.life() is Life.READY
+
+
+def test_a_full_disk_does_not_make_the_idle_ladder_run_in_circles():
+    world = World(model(idle=IdleLadder(sleep1=60)), running=("a",))
+    world.run()
+    world.later(60)
+    tries = 0
+    while world.pending_of(Persist):
+        tries += 1
+        assert tries < 3
+        for write in world.pending_of(Persist):
+            world.complete(write, error="no space left on device")
+    assert world.life() is Life.READY
+    world.later(29)
+    assert not world.pending
+    world.later(2)
+    world.run()
+    assert world.life() is Life.ASLEEP
