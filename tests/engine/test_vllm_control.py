@@ -114,7 +114,7 @@ async def fingerprint(engine: VllmEngine) -> Fingerprint:
 
 async def test_its_fingerprint_is_the_same_after_the_wakes_of_both_levels(real: Real, engine: VllmEngine) -> None:
     first = await fingerprint(engine)
-    assert len(first.tokens) == TOKENS
+    assert len(first.tokens) > 3 * TOKENS  # the prompt's too
     for _ in range(3):
         await engine.sleep(1, LONG)
         await engine.wake_up([], LONG)
