@@ -49,13 +49,14 @@ def admit(turn: Turn, name: str, choose: Chooser, exclude: frozenset[str], ticke
     model = turn.fleet.names.get(name)
     if model is None:
         return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist.")
-    if turn.fleet.draining:
-        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     excluded = {r.name: r.generation for r in model.replicas if r.name in exclude}
     # Those who came first go first: nobody overtakes a queue that could be served.
     lease = _lease(turn, model, choose, excluded)
     if lease is not None:
+        # Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
         return lease
+    if turn.fleet.draining:
+        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     if len(model.waiting) >= model.spec.wake.max_waiting:
         seconds = _until_ready(turn, model) + queue_drain(
             len(model.waiting), model.service_seconds, len(model.replicas)
@@ -162,7 +163,7 @@ def _resting(turn: Turn, model: Model) -> list[Replica]:
 
 def wake_another_if_busy(turn: Turn, model: Model) -> bool:
     """After a lease: a crowd on the awake replicas brings a resting one back. True when a goal was set."""
-    if len(model.replicas) == 1:
+    if len(model.replicas) == 1 or turn.fleet.draining:
         return False
     awake = [r for r in model.replicas if r.routable]
     least = min((r.in_flight for r in awake), default=0)
