@@ -125,6 +125,7 @@ class CommandFailure(StrEnum):
     STOP_FAILED = "stop failed"
     UNIT_MISSING = "unit missing"
     SHUTTING_DOWN = "shutting down"
+    INSUFFICIENT_MEMORY = "insufficient memory"
     GONE = "gone"
 
 
@@ -159,6 +160,7 @@ class NoteKind(StrEnum):
     RECONFIGURED = "reconfigured"
     RECORD_FAILED = "record_failed"
     CANARY_FAILED = "canary_failed"
+    EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True)

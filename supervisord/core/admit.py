@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from supervisord.core.actions import Deny, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
+from supervisord.core.arbitration import could_ever_fit
 from supervisord.core.estimates import (
     FIRST_GUESS_START,
     FIRST_GUESS_WAKE1,
@@ -153,11 +154,8 @@ def bring_back(turn: Turn, model: Model) -> None:
 
 
 def _resting(turn: Turn, model: Model) -> list[Replica]:
-    resting = [
-        r
-        for r in model.replicas
-        if r.hold is Hold.NONE and not r.coming and r.life is not Life.READY and r.may_retry(turn.now)
-    ]
+    free = [r for r in model.replicas if r.hold is Hold.NONE and not r.coming and not r.yields_to]
+    resting = [r for r in free if r.life is not Life.READY and r.may_retry(turn.now)]
     return sorted(resting, key=lambda r: (_SOONEST.get(r.life, 9), r.level))
 
 
@@ -202,7 +200,7 @@ def settle_waiting(turn: Turn, model: Model) -> None:
 
 def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
     for replica in model.replicas:
-        if replica.coming or replica.autopsy_until > turn.now:
+        if replica.coming or replica.autopsy_until > turn.now or replica.yields_to:
             return True
         # Excluded and under suspicion: the look that is under way decides whether it is restarted.
         undecided = replica.routable and replica.health is not Health.OK
@@ -216,6 +214,9 @@ def _hopeless(turn: Turn, model: Model) -> Refuse:
     if replicas and all(r.hold is not Hold.NONE for r in replicas):
         message = f"The model `{model.name}` is held down by its operator."
         return Refuse(RefusalCode.MODEL_HELD, message, retry_after(60.0))
+    if any(not could_ever_fit(turn.fleet, r) for r in replicas):
+        message = f"The model `{model.name}` needs more GPU memory than there is."
+        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, retry_after(60.0))
     failed = [r for r in replicas if r.life is Life.FAILED]
     if failed:
         soonest = min(failed, key=lambda r: r.retry_at)
@@ -227,6 +228,9 @@ def _hopeless(turn: Turn, model: Model) -> Refuse:
 
 def _too_long(turn: Turn, model: Model) -> Refuse:
     remaining = retry_after(_until_ready(turn, model))
+    if any(r.room_at is not None for r in model.replicas):
+        message = f"Other models have held the GPU memory that `{model.name}` needs for {model.spec.wake.timeout:g} s."
+        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, remaining)
     waking = any(r.life in (Life.WAKING, Life.FALLING_ASLEEP, Life.ASLEEP) for r in model.replicas)
     if waking:
         message = f"The model `{model.name}` is still waking after {model.spec.wake.timeout:g} s."

@@ -14,6 +14,9 @@ def set_goal(turn: Turn, replica: Replica, goal: Goal, *, ticket: int | None = N
     if replica.goal is not goal:
         fail_goal(turn, replica, CommandFailure.SUPERSEDED, why or f"'{goal}' is wanted now")
         replica.goal = goal
+        replica.room_at = None
+        if goal is Goal.AWAKE:
+            replica.wanted_since, replica.yields_to = turn.now, ""
     if ticket is not None:
         replica.tickets.append(ticket)
 
@@ -48,6 +51,8 @@ def set_idle_goal(turn: Turn, replica: Replica) -> None:
     due = rung_due(model.spec.idle, turn.now - replica.idle_since, can_sleep=replica.can_sleep)
     if due > replica.rung:
         goal = GOAL_OF_RUNG[due]
+        if goal is Goal.SLEEP1 and not turn.fleet.nap_fits(replica):
+            goal = Goal.SLEEP2  # host RAM is a budget too
         set_goal(turn, replica, goal if replica.sleeps_well else Goal.STOPPED)
 
 

@@ -61,6 +61,10 @@ class Replica:
     progress_at: float = 0.0
 
     goal: Goal | None = None
+    #: Since when it is wanted awake; when to look for room on its GPUs again; for whom it makes room itself.
+    wanted_since: float = 0.0
+    room_at: float | None = None
+    yields_to: str = ""
     #: Commands answered when the goal ends.
     tickets: list[int] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ clocks, pursued, and those who wait are granted or refused, until nothing more f
 from __future__ import annotations
 
 from supervisord.core import admit as door
-from supervisord.core import configure, lifecycle, observe
+from supervisord.core import arbitration, configure, lifecycle, observe
 from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
 from supervisord.core.admission import Chooser, Ending, Lease, Refuse
 from supervisord.core.events import (
@@ -150,6 +150,8 @@ def _apply_to(
 def _tick(turn: Turn, replica: Replica) -> None:
     if replica.op_deadline is not None and turn.now >= replica.op_deadline:
         observe.overdue(turn, replica)
+    if replica.room_at is not None and turn.now >= replica.room_at:
+        replica.room_at = None  # pursuit looks again, and says when the next time is
     if replica.autopsy_until and turn.now >= replica.autopsy_until:
         replica.autopsy_until = 0.0
     if replica.probe_at is not None and turn.now >= replica.probe_at:
@@ -213,6 +215,7 @@ def settle(turn: Turn) -> None:
     """Let everything follow that follows, until nothing more does."""
     for _ in range(MAX_ROUNDS):
         before = len(turn.actions), [(r.life, r.goal) for r in turn.fleet.replicas.values()]
+        arbitration.release(turn.fleet)
         for model in turn.fleet.models.values():
             door.bring_back(turn, model)
         for replica in _by_urgency(turn.fleet):
@@ -247,6 +250,8 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.op_deadline)
         if replica.probe_at is not None:
             due.append(replica.probe_at)
+        if replica.room_at is not None:
+            due.append(replica.room_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
         model = fleet.model_of(replica)
