@@ -26,7 +26,7 @@ from supervisord.core.events import (
     UnitJobDone,
 )
 from supervisord.core.fleet import Fleet, Turn
-from supervisord.core.goals import fail_goal, set_config_goal, set_goal, set_idle_goal
+from supervisord.core.goals import fail_goal, ladder_of, set_config_goal, set_goal, set_idle_goal
 from supervisord.core.idle import next_rung_after
 from supervisord.core.pursuit import pursue
 from supervisord.core.replica import Goal, Replica
@@ -254,10 +254,10 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.room_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
-        model = fleet.model_of(replica)
-        if model is not None and replica.life in (Life.READY, Life.ASLEEP) and not replica.in_flight:
-            rung = next_rung_after(model.spec.idle, replica.rung, can_sleep=replica.can_sleep)
-            if rung is not None and replica.goal is None and replica.hold is Hold.NONE:
+        ladder = ladder_of(fleet, replica)
+        if ladder is not None:
+            rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep)
+            if rung is not None:
                 due.append(max(replica.idle_since + rung, replica.rest_at))
     for model in fleet.models.values():
         first = next(iter(model.waiting.values()), None)

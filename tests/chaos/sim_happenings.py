@@ -30,7 +30,7 @@ class Happenings:
                 self._arrive([self._client(rng)])
             case "flood":
                 one = self._client(rng)
-                self._arrive([self._like(one, rng) for _ in range(rng.choice((5, 20, 80)))])
+                self._arrive([self._like(one, rng) for _ in range(rng.choice((5, 20, 80, 200)))])
             case "long request":
                 client = self._client(rng)
                 client.length, client.patience = rng.uniform(100.0, 6000.0), 7200.0

@@ -76,14 +76,15 @@ def plan(seed: int) -> Plan:
     names, shares = list(weights), list(weights.values())
     items: list[Item] = []
     at = rng.choice((0.0, 0.01, 30.0))
-    for number in range(rng.choice((15, 40, 80, 160))):
-        at += _gap(rng)
+    for number in range(rng.choice((8, 15, 15, 30, 30, 60, 120))):
+        at += _gap(rng, config.supervisor.probe_interval)
         items.append(Item(at, f"{number} {rng.random():.6f}", rng.choices(names, shares)[0]))
     units = [replica.unit for model in config.models for replica in model.replicas]
     return Plan(config, tuple(items), tuple(unit for unit in units if rng.random() < 0.4))
 
 
-def _gap(rng: Random) -> float:
+def _gap(rng: Random, interval: float) -> float:
+    """Seconds to the next thing; hours only where looks are rare, or they would be all there is."""
     sort = rng.random()
     if sort < 0.3:
         return rng.choice((0.0, 1e-4, 1e-3, 1e-2))
@@ -91,17 +92,17 @@ def _gap(rng: Random) -> float:
         return rng.uniform(0.01, 5.0)
     if sort < 0.9:
         return rng.uniform(5.0, 120.0)
-    if sort < 0.97:
-        return rng.uniform(120.0, 2000.0)
+    if sort < 0.97 or interval < 100.0:
+        return rng.uniform(120.0, 600.0)
     return rng.uniform(3600.0, 40000.0)
 
 
 def _config(rng: Random) -> Config:
-    interval = rng.choice((5.0, 5.0, 30.0, 120.0, 600.0))
+    interval = rng.choice((5.0, 20.0, 60.0, 120.0, 600.0))
     supervisor = SupervisorSpec(
         probe_interval=interval,
         backoff_max=rng.choice((10.0, 60.0, 300.0)),
-        start_timeout=rng.choice((90.0, 200.0, 900.0)),
+        start_timeout=rng.choice((90.0, 200.0)),
         wake_step_timeout=rng.choice((10.0, 60.0)),
         sleep_timeout=rng.choice((10.0, 60.0)),
         stop_timeout=rng.choice((20.0, 60.0)),

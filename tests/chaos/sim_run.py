@@ -134,7 +134,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
         world.supervisor.manager.look_again()
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "requests or commands are never answered")
     spec = world.config.supervisor
-    _go_on(world, world.now + 2 * spec.start_timeout + 2 * spec.probe_interval + 600.0)
+    _go_on(world, world.now + 2 * spec.start_timeout + 2 * spec.probe_interval + 300.0)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "the supervisor never accepts again")
     for model in world.config.models:
         _answers(world, model.name)
@@ -143,7 +143,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
         ladder = model.idle
         longest = max(longest, ladder.sleep1 or 0.0, ladder.sleep2 or 0.0, ladder.stop or 0.0)
     if world.violation is None:
-        _go_on(world, world.now + longest + 900.0)
+        _go_on(world, world.now + longest + 300.0)
         _check_rest(world)
 
 

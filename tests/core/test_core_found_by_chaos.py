@@ -1,9 +1,10 @@
 """What random histories (tests/chaos) found, each in its shortest form."""
 
-from world import IdleLadder, Life, Verb, World, model
+from world import IdleLadder, Life, ShutDown, Verb, World, model
 
 from supervisord.core.actions import Call, CallEngine, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.events import UnitChanged
+from supervisord.core.step import next_due
 
 
 def asleep_world(level=1, **options) -> World:
@@ -63,3 +64,11 @@ def test_a_full_disk_does_not_make_the_idle_ladder_run_in_circles():
     world.later(2)
     world.run()
     assert world.life() is Life.ASLEEP
+
+
+def test_the_clock_of_an_idle_rung_stands_still_while_shutting_down():
+    world = World(model(idle=IdleLadder(sleep1=1)), running=("a",))
+    world.run()
+    world.do(ShutDown())
+    world.later(1)
+    assert next_due(world.fleet) > world.now  # it would be due for ever, and never taken
