@@ -55,11 +55,13 @@ class CallEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEngine:
-    """One look at the engine; ends in ``Probed`` with the same ``op`` (0: a routine look)."""
+    """One look at the engine; ends in ``Probed`` with the same ``op``."""
 
     replica: str
     op: int
     timeout: float
+    #: Only whether it sleeps: the end of a sequence, where every millisecond is a waiting client's.
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _run_step(turn: Turn, replica: Replica) -> None:
             turn.actions.append(CallEngine(replica.name, op, call, limit, level, tags))
         case VerifyStep():
             op = turn.expect(replica, limit + GRACE)
-            turn.actions.append(ProbeEngine(replica.name, op, limit))
+            turn.actions.append(ProbeEngine(replica.name, op, limit, verify=True))
         case CanaryStep():
             op = turn.expect(replica, CANARY_TIMEOUT + GRACE)
             turn.actions.append(TakeFingerprint(replica.name, op, CANARY_TIMEOUT))

@@ -128,7 +128,6 @@ def _apply_to(
                 turn.note(NoteKind.RECORD_FAILED, replica, f"its state is not on disk: {error}", warning=True)
         case Probed(_, op, probe):
             if op and op == replica.op and replica.steps and isinstance(replica.steps[replica.step_index], VerifyStep):
-                observe.learn(replica, probe)
                 lifecycle.verified(turn, replica, probe)
             elif op and op == replica.probe_op:
                 replica.probe_op = 0

@@ -57,6 +57,9 @@ class EnginePort:
         state = EngineState.ASLEEP if asleep else EngineState.AWAKE
         return self._said(Probe(state, "", (unit.replica,), 4096, can_sleep=unit.can_sleep, simulated=True))
 
+    async def verify(self, timeout: float) -> Probe:
+        return await self.probe(timeout)
+
     async def _too_late(self, timeout: float) -> Probe:
         await asyncio.sleep(timeout)
         return self._said(Probe(EngineState.HUNG, f"no answer in {timeout:g} s"))
