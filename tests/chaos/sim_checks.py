@@ -149,7 +149,9 @@ class Checks:
             world.fail("1", f"a start of {replica.name} that had begun is stopped")
 
     def _stop_was_wanted(self, replica: Replica) -> bool:
-        return replica.hold is Hold.DOWN or replica.leaving
+        """By an operator or the configuration; or it ended its start in the same step, found asleep."""
+        found_asleep = self._world.units[replica.spec.unit].said is EngineState.ASLEEP
+        return replica.hold is Hold.DOWN or replica.leaving or found_asleep
 
     # --- at an action ---
 

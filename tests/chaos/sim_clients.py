@@ -82,6 +82,8 @@ class Clients:
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
         self._open: dict[asyncio.Task[None], Client] = {}
+        #: Their connections are made, and the process has not seen them yet.
+        self._knocking: dict[Client, None] = {}
         self._relay: Relay | None = None
         self._policy = SpreadPolicy()
         self._empty: asyncio.Event | None = None
@@ -97,8 +99,16 @@ class Clients:
         """Requests that are not answered yet."""
         return len(self._open)
 
-    def arrive(self, client: Client) -> None:
-        """A request comes in; to be called inside the process."""
+    def knock(self, client: Client) -> None:
+        """A connection is made."""
+        self._knocking[client] = None
+
+    def arrive(self, client: Client, *, accepted: bool) -> None:
+        """The process sees the request of one that knocked; to be called inside the process."""
+        del self._knocking[client]
+        if not accepted:
+            self._world.outcome(client, "nobody listens")
+            return
         client.arrived = self._world.now
         assert self._empty is not None
         self._empty.clear()
@@ -109,10 +119,11 @@ class Clients:
 
     def cut(self) -> None:
         """The process is gone, and every connection with it."""
-        for client in self._open.values():
+        for client in (*self._open.values(), *self._knocking):
             if not client.answers:
                 self._world.outcome(client, "cut by a kill")
         self._open.clear()
+        self._knocking.clear()
 
     async def drain(self, seconds: float) -> None:
         """Wait for the streams in flight, then end the rest, as the proxy does."""

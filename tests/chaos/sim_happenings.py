@@ -20,7 +20,7 @@ class Happenings:
 
     def __init__(self, world: World, first: Config, seed: int) -> None:
         self._world, self._first, self._seed = world, first, seed
-        self.requests = 0
+        self.clients: list[Client] = []
 
     def happen(self, item: Item) -> None:
         rng = Random(f"{self._seed} {item.name}")
@@ -79,13 +79,13 @@ class Happenings:
         return Client(one.model, one.first_after * rng.uniform(0.5, 2.0), one.length, one.patience, stream=one.stream)
 
     def _arrive(self, clients: list[Client]) -> None:
-        self.requests += len(clients)
+        self.clients += clients
         supervisor = self._world.supervisor
         for client in clients:
             if supervisor is None or not supervisor.accepting:
                 self._world.outcome(client, "nobody listens")
             else:
-                supervisor.process.call_soon(supervisor.arrive, client)
+                supervisor.knock(client)
 
     # --- operators ---
 

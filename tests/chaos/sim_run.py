@@ -96,7 +96,7 @@ def run(seed: int, only: frozenset[str] | None = None, trace: Callable[[str], No
         world.steps,
         world.scheduler.count,
         seconds,
-        happenings.requests,
+        len(happenings.clients),
         world.kills,
         world.starts,
         world.failovers,
@@ -144,7 +144,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
         longest = max(longest, ladder.sleep1 or 0.0, ladder.sleep2 or 0.0, ladder.stop or 0.0)
     if world.violation is None:
         _go_on(world, world.now + longest + 300.0)
-        _check_rest(world)
+        _check_rest(world, happenings)
 
 
 def _idle(world: World) -> bool:
@@ -173,7 +173,7 @@ def _answers(world: World, model: str) -> None:
         if world.violation is not None:
             return
         client = Client(model, 0.05, 0.1, 3600.0)
-        supervisor.process.call_soon(supervisor.arrive, client)
+        supervisor.knock(client)
         _go_on(world, world.now + 0.1)
         _until(world, lambda: _idle(world), SETTLED_WITHIN, f"a request for {model} is never answered")
         if client.answers == ["answered"]:
@@ -182,8 +182,11 @@ def _answers(world: World, model: str) -> None:
     world.fail("liveness", f"nothing is wrong any more, and {model} answers {client.answers}")
 
 
-def _check_rest(world: World) -> None:
+def _check_rest(world: World, happenings: Happenings) -> None:
     supervisor = world.supervisor
+    unanswered = [client for client in happenings.clients if len(client.answers) != 1]
+    if unanswered:
+        world.fail("3", f"{len(unanswered)} requests have no answer at all")
     if world.violation is not None or supervisor is None:
         return
     fleet = supervisor.checks.fleet

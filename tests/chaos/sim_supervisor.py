@@ -86,12 +86,10 @@ class Supervisor:
         """SIGTERM."""
         self._stop.set()
 
-    def arrive(self, client: Client) -> None:
-        """A connection that was accepted; one that came too late meets a closed door."""
-        if self.accepting or self.stopping:
-            self.clients.arrive(client)
-        else:
-            self.world.outcome(client, "nobody listens")
+    def knock(self, client: Client) -> None:
+        """A client connects. One that is seen too late meets a closed door."""
+        self.clients.knock(client)
+        self.process.call_soon(lambda: self.clients.arrive(client, accepted=self.accepting or self.stopping))
 
     def command(self, target: str, whole_model: bool, verb: Verb, level: int) -> None:
         """An operator's command; how it ends is counted."""
