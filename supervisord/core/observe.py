@@ -305,10 +305,12 @@ def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
 
 def demote(turn: Turn, replica: Replica, reason: str) -> None:
     """Requests go elsewhere from now on, while there is an elsewhere; look at the engine at once."""
+    news = replica.health is not Health.SUSPECT
     replica.health, replica.trial_lease = Health.SUSPECT, 0
     if replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP) and replica.probe_op == 0:
         replica.probe_at = turn.now
-    turn.note(NoteKind.DEMOTED, replica, reason, warning=True)
+    if news:
+        turn.note(NoteKind.DEMOTED, replica, reason, warning=True)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
