@@ -27,6 +27,9 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _MAX_HEAD_LINE = 64 * 1024
 #: Seconds that the rest of a refused body is read and dropped, so that the client can read the refusal.
 _LINGER = 5.0
+#: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
+#: takes four); some to spare.
+_TURNS_TO_BEGIN = 10
 
 
 class ClientServer(web.Server):
@@ -35,15 +38,35 @@ class ClientServer(web.Server):
     def __init__(self, handler: Handler, spec: ProxySpec) -> None:
         super().__init__(handler, handler_cancellation=True)
         self.spec = spec
+        self._silent: set[ClientConnection] = set()
+        self._all_heard = asyncio.Event()
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self, self.spec)
+
+    def connected(self, connection: ClientConnection) -> None:
+        """A client is there, and has asked nothing yet."""
+        self._silent.add(connection)
+
+    def heard(self, connection: ClientConnection) -> None:
+        """Its first request has begun, or it is gone."""
+        self._silent.discard(connection)
+        if not self._silent:
+            self._all_heard.set()
+
+    async def everybody_heard(self) -> None:
+        """Returns when every client that was let in has begun its first request, or is gone."""
+        for _ in range(_TURNS_TO_BEGIN):
+            await asyncio.sleep(0)
+        while self._silent:
+            self._all_heard.clear()
+            await self._all_heard.wait()
 
 
 class ClientConnection(web.RequestHandler):
     """One client connection: aiohttp's, with a time limit for a request's head and our shape of errors."""
 
-    __slots__ = ("_busy", "_head_timeout", "_head_timer")
+    __slots__ = ("_busy", "_clients", "_head_timeout", "_head_timer")
 
     def __init__(self, server: ClientServer, spec: ProxySpec) -> None:
         super().__init__(
@@ -59,9 +82,11 @@ class ClientConnection(web.RequestHandler):
         self._head_timeout = spec.client_header_timeout
         self._head_timer: asyncio.TimerHandle | None = None
         self._busy = False
+        self._clients = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._clients.connected(self)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -71,12 +96,14 @@ class ClientConnection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_arrived()
+        self._clients.heard(self)
         super().connection_lost(exc)
 
     def request_begins(self) -> None:
         """A request's head is complete."""
         self._busy = True
         self._head_arrived()
+        self._clients.heard(self)
 
     def request_ends(self) -> None:
         """The next bytes begin another head."""
