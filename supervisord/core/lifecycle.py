@@ -45,7 +45,7 @@ MAX_ESCALATIONS = 1
 GRACE = 5.0
 #: Writing one small file; beyond that the disk is not working.
 PERSIST_TIMEOUT = 10.0
-#: A rest whose intent could not be written is tried again this much later: a full disk is full for a while.
+#: A rest that could not be begun (no intent on disk, no answer) is tried again this much later.
 REST_AGAIN = 30.0
 #: How long the last lines of a failed unit are waited for before its waiters are told without them.
 AUTOPSY_TIMEOUT = 3.0
@@ -167,8 +167,8 @@ def step_failed(turn: Turn, replica: Replica, reason: str) -> None:
         case Life.FALLING_ASLEEP, CallStep():
             step_done(turn, replica)  # look whether it sleeps all the same
         case Life.FALLING_ASLEEP, PersistStep(Phase.FALLING_ASLEEP, _):
-            # Nothing was done yet: without the intent on disk nothing may be.
-            _stay_awake(turn, replica, reason)
+            # Without the intent on disk nothing may be done.
+            _stay_awake(turn, replica, reason, nothing_done=True)
         case Life.FALLING_ASLEEP, PersistStep():
             # It sleeps, and the intent on disk says at least that: a wake from there is right.
             turn.note(NoteKind.RECORD_FAILED, replica, reason, warning=True)
@@ -186,10 +186,24 @@ def verified(turn: Turn, replica: Replica, probe: Probe) -> None:
     elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and not _resuming(replica):
         replica.level = UNKNOWN_LEVEL
         _go_on_with(turn, replica, resume_steps(canary=wants_canary(turn, replica)))
+    elif replica.life is Life.FALLING_ASLEEP and step.expected is EngineState.AWAKE:
+        _not_awake_any_more(turn, replica, probe)
     elif replica.life is Life.FALLING_ASLEEP and probe.state is EngineState.AWAKE:
-        _stay_awake(turn, replica, replica.last_error or f"it is still awake after sleep {replica.level}")
+        reason = replica.last_error or f"it is still awake after sleep {replica.level}"
+        _stay_awake(turn, replica, reason, nothing_done=False)
     else:
         step_failed_for_good(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip())
+
+
+def _not_awake_any_more(turn: Turn, replica: Replica, probe: Probe) -> None:
+    """The look before a sleep found something else than an awake engine; nothing was done yet."""
+    if probe.state is EngineState.ASLEEP:
+        turn.note(NoteKind.DRIFT, replica, "was put to sleep by somebody", warning=True)
+        replica.level = UNKNOWN_LEVEL
+        _go_on_with(turn, replica, (PersistStep(Phase.SETTLED, UNKNOWN_LEVEL),))
+    else:
+        _stay_awake(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip(), nothing_done=True)
+        replica.probe_at = turn.now
 
 
 def _resuming(replica: Replica) -> bool:
@@ -278,11 +292,10 @@ def _slept(turn: Turn, replica: Replica) -> None:
             replica.goal = Goal.STOPPED
 
 
-def _stay_awake(turn: Turn, replica: Replica, reason: str) -> None:
+def _stay_awake(turn: Turn, replica: Replica, reason: str, *, nothing_done: bool) -> None:
     """A sleep did not happen. Level 2 may have dropped the weights all the same, so they are loaded again."""
     level = replica.level
     turn.forget_operation(replica)
-    nothing_done = reason.startswith("'record")
     replica.sleep_broken = replica.sleep_broken or not nothing_done
     if nothing_done:
         replica.rest_at = turn.now + REST_AGAIN

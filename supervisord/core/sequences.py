@@ -64,8 +64,12 @@ Step = PersistStep | CallStep | VerifyStep | CanaryStep
 
 
 def sleep_steps(level: int) -> tuple[Step, ...]:
-    """From a drained, awake engine to ``level``."""
+    """From a drained, awake engine to ``level``.
+
+    It is looked at first: asked to sleep, one that somebody has slept at another level answers as if it had done it.
+    """
     return (
+        VerifyStep(EngineState.AWAKE),
         PersistStep(Phase.FALLING_ASLEEP, level),
         CallStep(Call.SLEEP, level=level),
         VerifyStep(EngineState.ASLEEP),

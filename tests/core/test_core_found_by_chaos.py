@@ -2,7 +2,7 @@
 
 from world import IdleLadder, Life, Phase, ShutDown, Verb, World, model
 
-from supervisord.core.actions import Call, CallEngine, Persist, ProbeEngine, RunUnitJob
+from supervisord.core.actions import Call, CallEngine, CommandFailure, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.admission import Ending, Lease
 from supervisord.core.events import UnitChanged
 from supervisord.core.step import next_due
@@ -99,3 +99,27 @@ def test_a_wake_that_fails_during_the_shutdown_starts_nothing():
     world.complete(world.pending_of(CallEngine)[0], error="out of memory")
     assert not world.pending_of(RunUnitJob)
     assert world.disk["a"].phase is Phase.WAKING  # the next supervisor finishes it
+
+
+def test_an_engine_that_somebody_slept_at_level_2_is_not_taken_for_our_own_level_1_sleeper():
+    world = World(model(), running=("a",))
+    world.run()
+    engine = world.engines["a"]
+    engine.level, engine.whole = 2, False  # by hand, and not looked at since
+    world.command("a", Verb.SLEEP, 1)
+    world.run()
+    assert world.life() is Life.ASLEEP
+    world.admit()
+    world.run()
+    assert world.life() is Life.READY
+    assert engine.whole
+
+
+def test_a_missed_look_before_a_sleep_puts_it_off_and_restarts_nothing():
+    world = World(model(), running=("a",))
+    world.run()
+    ticket = world.command("a", Verb.SLEEP, 1)
+    world.complete(world.pending_of(ProbeEngine)[0], error="no answer in time")
+    assert world.answers[ticket].failure is CommandFailure.SLEEP_FAILED
+    assert world.life() is Life.READY
+    assert not world.pending_of(RunUnitJob)

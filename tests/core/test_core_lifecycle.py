@@ -353,6 +353,7 @@ def test_a_lease_is_returned_once():
 def test_without_the_intent_on_disk_nothing_is_done():
     world = ready_world()
     world.command("a", Verb.SLEEP, 2)
+    world.complete(world.pending[0])  # the look before
     world.complete(world.pending_of(Persist)[0], error="No space left on device")
     assert world.engines["a"].calls == []
     assert world.life() is Life.READY
