@@ -79,6 +79,8 @@ class UnitDir:
     def remove(self) -> None:
         """Stop and forget every unit of these files, instances of templates too."""
         mine = {file.name for file in self._files}
+        for socket in (name for name in mine if name.endswith(".socket")):
+            systemctl("stop", socket, check=False)  # active without a file it would take the next file's place
         for unit in loaded_services():
             template = f"{unit.partition('@')[0]}@.{unit.rpartition('.')[2]}"
             if unit in mine or template in mine:

@@ -399,6 +399,7 @@ class Product:
             output = "".join(f"Standard{each}=append:{self.folder}/log/{log}.log\n" for each in ("Output", "Error"))
             text = f"[Unit]\nStartLimitIntervalSec=0\n[Service]\n{surroundings}{output}{more}"
             self.write_unit(f"{unit}.d/test.conf", text, rendered)
+        assert show(SOCKET, "ActiveState") == {"ActiveState": "inactive"}, "a test before left the socket behind"
         self._units.mkdir(parents=True, exist_ok=True)
         for file in sorted(rendered.rglob("*")):
             if file.is_file():

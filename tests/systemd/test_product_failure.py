@@ -60,7 +60,7 @@ async def test_a_wake_that_fails_once_is_mended_by_a_restart_and_the_request_is_
         assert (await engine.state())["garbage_answers"] == 0
     assert "restarting vllm@stubborn.service" in product.log()
     assert "out of memory" in product.log()
-    assert fleet["stubborn"].state == "ready"
+    await fleet.becomes("stubborn", "ready")
 
 
 async def test_an_engine_that_dies_with_status_0_is_started_again(product, clients, fleet):
