@@ -382,6 +382,7 @@ def fail(turn: Turn, replica: Replica, failure: CommandFailure, message: str, li
     replica.failures += 1
     supervisor = turn.fleet.supervisor
     replica.retry_at = turn.now + backoff.delay(replica.failures, supervisor.backoff_min, supervisor.backoff_max)
+    replica.sweep_at = replica.retry_at if replica.occupies_gpu else None
     replica.last_error = message
     replica.escalations = 0
     if lines:

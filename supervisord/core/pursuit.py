@@ -104,7 +104,9 @@ def _pursue_down(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> No
             lifecycle.begin_start(turn, replica)
     elif goal is Goal.STOPPED and replica.life is Life.FAILED:
         if replica.unit is not None and replica.unit.active_state not in ("inactive", "failed"):
-            if gpu_free:
+            # Another failed unit that is still up must not be in its way: each would wait for the other.
+            others = (other for other in turn.fleet.replicas.values() if other.life is not Life.FAILED)
+            if replica.shares_gpu_with(others) is None:
                 lifecycle.begin_stop(turn, replica, Cause.STOP)
         else:
             turn.advance(replica, Cause.UNIT_DOWN)

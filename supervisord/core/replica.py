@@ -103,6 +103,8 @@ class Replica:
     failures: int = 0
     escalations: int = 0
     retry_at: float = 0.0
+    #: When the unit of a failed replica is stopped if it is still up: it holds GPUs that others need.
+    sweep_at: float | None = None
     #: Until then the failed unit's last lines are awaited; 0.0: not.
     autopsy_until: float = 0.0
     last_error: str = ""

@@ -151,6 +151,10 @@ def _tick(turn: Turn, replica: Replica) -> None:
         observe.overdue(turn, replica)
     if replica.room_at is not None and turn.now >= replica.room_at:
         replica.room_at = None  # pursuit looks again, and says when the next time is
+    if replica.sweep_at is not None and turn.now >= replica.sweep_at:
+        replica.sweep_at = None
+        if replica.life is Life.FAILED and replica.goal is None and replica.occupies_gpu and not turn.fleet.draining:
+            set_goal(turn, replica, Goal.STOPPED)
     if replica.autopsy_until and turn.now >= replica.autopsy_until:
         replica.autopsy_until = 0.0
     if replica.probe_at is not None and turn.now >= replica.probe_at:
@@ -251,6 +255,8 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.probe_at)
         if replica.room_at is not None:
             due.append(replica.room_at)
+        if replica.sweep_at is not None:
+            due.append(replica.sweep_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
         ladder = ladder_of(fleet, replica)

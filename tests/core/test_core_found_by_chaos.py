@@ -123,3 +123,18 @@ def test_a_missed_look_before_a_sleep_puts_it_off_and_restarts_nothing():
     assert world.answers[ticket].failure is CommandFailure.SLEEP_FAILED
     assert world.life() is Life.READY
     assert not world.pending_of(RunUnitJob)
+
+
+def test_a_stop_that_was_refused_is_tried_again_and_does_not_keep_the_gpu_from_others_for_ever():
+    world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}), running=("a",))
+    world.run()
+    world.command("a", Verb.STOP)
+    world.complete(world.pending_of(RunUnitJob)[0], error="no reply")
+    assert world.life("a") is Life.FAILED
+    world.command("b", Verb.START)
+    world.run()
+    assert world.life("b") is Life.STOPPED  # the unit of a is still up
+    world.later(5)
+    world.run()
+    assert world.life("a") is Life.STOPPED
+    assert world.life("b") is Life.READY
