@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
-from typing import Any
+from typing import Any, cast
 
 from proxy.chunks import ChunkError, Chunks
 from proxy.client import HttpClient
@@ -109,9 +109,8 @@ class ClientConnection(asyncio.Protocol):
     # what the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(WRITE_BUFFER)
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self.transport.set_write_buffer_limits(WRITE_BUFFER)
         server = self._server
         crowded = len(server.connections) >= server.spec.max_connections
         server.connections.add(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from proxy.chunks import ChunkError, Chunks
 from proxy.exchange import Client, NoFirstByte, UpstreamBroken
@@ -29,8 +30,7 @@ class EngineConnection(asyncio.Protocol):
         self._reading = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
 
     def send(self, head: bytes, body: Iterator[bytes | memoryview], patience: float) -> Conversation:
         """Begin a conversation. ``patience``: seconds until the head of the answer."""
