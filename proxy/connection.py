@@ -349,6 +349,11 @@ class HttpRequest:
         """Whether the client has left."""
         return self._connection.gone
 
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """Its handler's task."""
+        return self._connection._task
+
     def ask_for_body(self) -> None:
         """Send 100 Continue, unless the body is coming already."""
         if not self.complete and not self._connection._buffer:

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from uuid import uuid4
+from os import urandom
 
 from proxy import routes
 from proxy.accesslog import log_request
@@ -123,9 +123,9 @@ class PublicProxy:
         """One request from its head to its log line."""
         head = request.head
         started, route = self._clock(), "-"
-        request_id = head.request_id if is_request_id(head.request_id) else uuid4().hex
+        request_id = head.request_id if is_request_id(head.request_id) else urandom(16).hex()
         outcome = Outcome()
-        live = _Live(client)
+        live = _Live(client, request.task)
         reply = Reply(client, outcome, request_id)
         self._live.add(live)
         try:
@@ -159,10 +159,10 @@ class PublicProxy:
 class _Live:
     """A request in flight, and the way to end it from outside."""
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, task: asyncio.Task[None] | None) -> None:
         self.client = client
         self.ended = False
-        self._task = asyncio.current_task()
+        self._task = task
 
     def end(self) -> None:
         """Stop the work, wherever it is; the client is then told."""
