@@ -1,6 +1,6 @@
 # What can be done here. The work itself is in packaging/ and tests/; see HACKING.md.
 
-.PHONY: help run stop install uninstall test test-unit test-systemd test-machine test-engine bench lint clean
+.PHONY: help run stop install uninstall test test-unit test-systemd test-machine test-engine chaos bench lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -32,6 +32,9 @@ test-machine: ## only the tests on a booted Debian 13
 
 test-engine: ## the tests with a real vLLM on the CPU
 	@packaging/test engine
+
+chaos: ## a random history of the supervisor in virtual time, made from a seed (SEED=7; SEEDS=1000: so many, from there on)
+	@SEED=$(or $(SEED),1) SEEDS=$(or $(SEEDS),1) packaging/chaos
 
 bench: ## the benchmarks
 	@packaging/test bench

@@ -27,6 +27,9 @@ WRITE_BUFFER = 64 * 1024
 READ_AHEAD = 256 * 1024
 #: Seconds that a connection being closed is given: to send what it has, and for a refused client to read why.
 LINGER = 5.0
+#: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
+#: takes four); some to spare.
+_TURNS_TO_BEGIN = 10
 #: A body must come with so many bytes a second on the whole, after its first ``client_body_timeout`` seconds.
 SLOWEST_BODY = 1024
 
@@ -41,6 +44,8 @@ class ClientServer:
         #: Handlers under way, also those whose connection is lost.
         self.tasks: set[asyncio.Task[None]] = set()
         self._all_lost = asyncio.Event()
+        self._silent: set[ClientConnection] = set()
+        self._all_heard = asyncio.Event()
         self._date, self._date_of = b"", 0
 
     def __call__(self) -> ClientConnection:
@@ -57,9 +62,29 @@ class ClientServer:
         if self.tasks:
             await asyncio.wait(self.tasks)
 
+    def connected(self, connection: ClientConnection) -> None:
+        """A client is there, and has asked nothing yet."""
+        self.connections.add(connection)
+        self._silent.add(connection)
+
+    def heard(self, connection: ClientConnection) -> None:
+        """Its first request has begun, or it is gone."""
+        self._silent.discard(connection)
+        if not self._silent:
+            self._all_heard.set()
+
+    async def everybody_heard(self) -> None:
+        """Returns when every client that was let in has begun its first request, or is gone."""
+        for _ in range(_TURNS_TO_BEGIN):
+            await asyncio.sleep(0)
+        while self._silent:
+            self._all_heard.clear()
+            await self._all_heard.wait()
+
     def lost(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        self.heard(connection)
         if not self.connections:
             self._all_lost.set()
 
@@ -113,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(WRITE_BUFFER)
         server = self._server
         crowded = len(server.connections) >= server.spec.max_connections
-        server.connections.add(self)
+        server.connected(self)
         if crowded:
             full = f"this port serves {server.spec.max_connections} connections at a time"
             self._refuse(ProxyError(503, "too_many_connections", full, retry_after=1.0))
@@ -248,6 +273,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_head(error)
             return
         self._deadline = None
+        self._server.heard(self)
         request = self._request = HttpRequest(self, head)
         task = self._task = self._loop.create_task(self._server.handler(request, HttpClient(self, head)))
         self._server.tasks.add(task)

@@ -73,6 +73,10 @@ class Answer(Protocol):
         """The last four of them."""
         ...
 
+    def accept(self) -> None:
+        """This is what the client gets: nobody else will need the request's body, which may be given back."""
+        ...
+
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
         ...
@@ -90,7 +94,7 @@ class Upstream(Protocol):
     """The way to the engines."""
 
     async def send(self, lease: Lease, exchange: Exchange) -> Answer:
-        """Send the request to the lease's replica and wait for the response's head; then the body may be given back.
+        """Send the request to the lease's replica and wait for the response's head.
 
         Raises ``ConnectFailed``, ``NoFirstByte``, ``LocalFault`` or ``UpstreamBroken``. Cancelling cuts the connection.
         """

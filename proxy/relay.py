@@ -12,6 +12,7 @@ from functools import partial
 from proxy.errors import ProxyError, engine_error_event, refused
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
 from proxy.reply import Reply
+from proxy.retries import RetryBudget
 from proxy.routing import Policy
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
@@ -22,6 +23,11 @@ log = logging.getLogger("proxy.relay")
 #: A plain answer of at most so many bytes goes to the client when it is whole. An engine sends the head of one and then
 #: its body: a client that had seen the head of an engine that was killed in between could not be helped any more.
 MOST_HELD = 1024 * 1024
+
+#: What vLLM says with a 500 when it takes no more requests, or its core is dead.
+_GOING_DOWN = (b"cannot schedule new futures", b"EngineDeadError", b"EngineCore encountered an issue")
+#: How vLLM ends a request that it gave up by itself, with a 200: the client is still there, so nobody asked for that.
+_ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 
 #: The most of an engine's error answer that is turned into an SSE event, bytes.
 _MAX_ERROR_BODY = 64 * 1024
@@ -41,11 +47,17 @@ class Relay:
         self._upstream = upstream
         self._on_failover = on_failover
         self._clock = clock
+        self._retries = RetryBudget()
 
     async def run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
-        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
+        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end).
+
+        Each replica gets it once. A replica that failed it and has started anew since may get it once more, but only
+        where it was the only one tried: a request that kills engines must not go round and round.
+        """
         choose = partial(policy.choose, exchange.facts)
         tried: dict[str, str] = {}
+        attempts = 0
         source = ""  # a replica that failed, until its failover is reported
         while True:
             decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried))
@@ -61,15 +73,20 @@ class Relay:
                 if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
                     raise _all_failed(tried, decision.retry_after)
                 raise refused(decision)
-            if decision.replica in tried:
+            if decision.replica in tried and attempts > 1:
                 self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
                 raise _all_failed(tried, None)
+            attempts += 1
             failure = await self._attempt(decision, exchange, reply)
             if failure is None:
+                self._retries.earn()
                 return
             source = decision.replica
             tried[source] = failure
             policy.forget(exchange.facts, source)
+            if not self._retries.spend():
+                self._report(exchange, source, "", failure)
+                raise _all_failed(tried, None)
 
     async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
@@ -80,7 +97,9 @@ class Relay:
             answer = await self._upstream.send(lease, exchange)
             try:
                 outcome.first_byte = self._clock()
-                await self._pass_on(answer, await _whole(answer), lease, reply)
+                whole = await _whole(answer)
+                answer.accept()
+                await self._pass_on(answer, whole, lease, reply)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
@@ -136,14 +155,22 @@ class _LostAnswer(Exception):
 
 
 async def _whole(answer: Answer) -> bytes | None:
-    """The body of a plain answer that is short enough to be held, else None; raises ``_LostAnswer``."""
+    """The body of a plain answer that is short enough to be held, else None; raises ``_LostAnswer``.
+
+    An engine on its way down answers, but not the question: that answer is lost as well.
+    """
     length = answer.head.length
     if length is None or length > MOST_HELD or answer.head.is_event_stream:
         return None
     try:
-        return await answer.read(length)
+        whole = await answer.read(length)
     except UpstreamBroken as failure:
         raise _LostAnswer(str(failure)) from None
+    if answer.head.status == 500 and any(words in whole for words in _GOING_DOWN):
+        raise _LostAnswer("the engine is shutting down")
+    if answer.head.status == 200 and any(words in whole for words in _ABORTED):
+        raise _LostAnswer("the engine aborted the request")
+    return whole
 
 
 def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:

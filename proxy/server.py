@@ -30,6 +30,8 @@ log = logging.getLogger("proxy.server")
 
 #: Accepts that the kernel queues for us; above it a connecting client stalls for a second.
 BACKLOG = 4096
+#: Seconds that a client whose connection was accepted has to ask its first question, when the drain begins.
+FIRST_QUESTION = 0.5
 #: Seconds that a request has to tell its client, when it is ended by a shutdown.
 _CUT_GRACE = 1.0
 
@@ -88,10 +90,14 @@ class PublicProxy:
     async def drain(self, timeout: float) -> None:
         """Wait until the requests in flight have ended, at most ``timeout`` seconds, then end the rest.
 
-        Meanwhile kept connections are closed with the answer to their next request. A stream that is ended gets an SSE
-        error event, anything else that has begun is cut.
+        A client that was let in just before, and has asked nothing yet, gets a moment to do so: it would see its
+        connection reset. Meanwhile kept connections are closed with the answer to their next request. A stream that is
+        ended gets an SSE error event, anything else that has begun is cut.
         """
         self._draining = True
+        if self._server is not None and timeout > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._server.everybody_heard(), min(timeout, FIRST_QUESTION))
         if not await self._ended_within(timeout):
             for live in list(self._live):
                 live.end()

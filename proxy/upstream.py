@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from proxy.body import Splice
+from proxy.body import Body, Splice
 from proxy.connectors import LOCAL_ERRORS, Connector
 from proxy.engine import Conversation, EngineConnection, StaleConnection
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
@@ -67,19 +67,17 @@ class Upstreams:
         except BaseException:
             connection.cut()
             raise
-        if talk.sent:
-            body.close()
-        return EngineAnswer(talk, pool)
+        return EngineAnswer(talk, pool, body)
 
 
 class EngineAnswer:
     """See ``proxy.exchange.Answer``."""
 
-    __slots__ = ("_pool", "_talk", "head")
+    __slots__ = ("_body", "_pool", "_talk", "head")
 
-    def __init__(self, talk: Conversation, pool: _Pool) -> None:
+    def __init__(self, talk: Conversation, pool: _Pool, body: Body) -> None:
         assert talk.head is not None
-        self._talk, self._pool = talk, pool
+        self._talk, self._pool, self._body = talk, pool, body
         self.head = talk.head
 
     @property
@@ -91,6 +89,11 @@ class EngineAnswer:
     def tail(self) -> bytes:
         """The last four of them."""
         return self._talk.tail
+
+    def accept(self) -> None:
+        """Give the request's body back, unless the engine has not read all of it yet."""
+        if self._talk.sent:
+            self._body.close()
 
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``."""

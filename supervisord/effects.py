@@ -206,6 +206,9 @@ class Effects:
         if action.replica not in self._engines:
             return
         spec, engine = self._engines[action.replica]
+        if action.verify:
+            self._report(Probed(action.replica, action.op, await engine.verify(action.timeout)))
+            return
         probe = await engine.probe(action.timeout)
         if probe.state in (EngineState.AWAKE, EngineState.ASLEEP):
             if probe.simulated:

@@ -26,12 +26,20 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Implements ``Admission`` for the proxy and takes events from everybody else."""
 
-    def __init__(self, perform: Callable[[Action], None], on_note: Callable[[Note], None]) -> None:
-        """``perform`` sets one effect going and returns at once; its result is dispatched later, never from within."""
+    def __init__(
+        self,
+        perform: Callable[[Action], None],
+        on_note: Callable[[Note], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``perform`` sets one effect going and returns at once; its result is dispatched later, never from within.
+
+        ``wall``: seconds since the epoch; asked once, now.
+        """
         self._loop = asyncio.get_running_loop()
         # Instants are shown to people, but must never go back: wall time once, then the loop's own clock.
-        self._epoch = time.time() - self._loop.time()
-        self._began = time.time()
+        self._began = wall()
+        self._epoch = self._began - self._loop.time()
         self._fleet = Fleet()
         self._perform = perform
         self._on_note = on_note

@@ -21,6 +21,7 @@ _CODES = {
     CommandFailure.STOP_FAILED: ErrorCode.STOP_FAILED,
     CommandFailure.UNIT_MISSING: ErrorCode.UNIT_MISSING,
     CommandFailure.SHUTTING_DOWN: ErrorCode.SHUTTING_DOWN,
+    CommandFailure.INSUFFICIENT_MEMORY: ErrorCode.START_FAILED,
     CommandFailure.GONE: ErrorCode.NO_SUCH_REPLICA,
 }
 

@@ -58,6 +58,10 @@ class Engine(Protocol):
 
     async def probe(self, timeout: float) -> Probe: ...
 
+    async def verify(self, timeout: float) -> Probe:
+        """The one question that a sleep or wake ends with: asleep or awake? Of the probe, only ``state`` is told."""
+        ...
+
     async def sleep(self, level: int, timeout: float) -> None: ...
 
     async def wake_up(self, tags: Sequence[str], timeout: float) -> None:

@@ -26,6 +26,10 @@ from supervisord.sd.notify import Notifier
 
 log = logging.getLogger(__name__)
 
+#: An editor that saves in place empties the file first. So what is read must be there a moment later too, else it is
+#: read again: seconds between two readings, and how many there are before the newest is taken whatever happens.
+SETTLE, MOST_READINGS = 0.05, 100
+
 
 def engine_for(model: ModelSpec, spec: ReplicaSpec) -> VllmEngine:
     """The control client of one replica. What a bundled one was started with is known: names and key."""
@@ -54,7 +58,9 @@ class Reloader:
         self._dispatcher, self._effects, self._manager, self._notifier = dispatcher, effects, manager, notifier
         self._units: dict[str, str] = {}
         self._adopted = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
+        self._signalled = False
 
     def begin(self, records: Mapping[str, Record], fingerprints: Sequence[tuple[str, str, Fingerprint]] = ()) -> None:
         """The first configuration, with what the daemon before us left on disk."""
@@ -68,25 +74,27 @@ class Reloader:
 
     async def reload(self) -> Sequence[str]:
         """Read the files again; a bad configuration changes nothing. Raises ``ControlError`` with every mistake."""
-        self._notifier.reloading()
-        try:
-            new = self._read()
-            said = changes(self.config, new)
-            # Also when nothing was said: idempotent, and the file list may have changed.
-            self.config = new
-            self._take(new)
-            for tell in self.reconfigured:
-                tell(new)
-        except ConfigError as error:
-            log.error("the configuration was not taken over: %s", error)
-            raise ControlError(ErrorCode.CONFIG_INVALID, str(error)) from None
-        finally:
-            self._notifier.ready(self._dispatcher.view().status_line())
+        async with self._one_at_a_time:
+            self._notifier.reloading()
+            try:
+                new = await self._settled()
+                said = changes(self.config, new)
+                # Also when nothing was said: idempotent, and the file list may have changed.
+                self.config = new
+                self._take(new)
+                for tell in self.reconfigured:
+                    tell(new)
+            except ConfigError as error:
+                log.error("the configuration was not taken over: %s", error)
+                raise ControlError(ErrorCode.CONFIG_INVALID, str(error)) from None
+            finally:
+                self._notifier.ready(self._dispatcher.view().status_line())
         log.info("configuration read again: %s", "; ".join(said) or "nothing changed")
         return said
 
     def reload_soon(self) -> None:
-        """SIGHUP."""
+        """SIGHUP. One that comes while a reload is under way is followed by another."""
+        self._signalled = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload_for_signal())
 
@@ -95,8 +103,28 @@ class Reloader:
             self._reloading.cancel()
 
     async def _reload_for_signal(self) -> None:
-        with contextlib.suppress(ControlError):  # logged, with every mistake
-            await self.reload()
+        while self._signalled:
+            self._signalled = False
+            with contextlib.suppress(ControlError):  # logged, with every mistake
+                await self.reload()
+
+    async def _settled(self) -> Config:
+        """The configuration, when nobody is in the middle of writing it; raises ``ConfigError``."""
+        seen = self._look()
+        for _ in range(MOST_READINGS):
+            await asyncio.sleep(SETTLE)
+            before, seen = seen, self._look()
+            if str(seen) == str(before):
+                break
+        if isinstance(seen, ConfigError):
+            raise seen
+        return seen
+
+    def _look(self) -> Config | ConfigError:
+        try:
+            return self._read()
+        except ConfigError as error:
+            return error
 
     def _take(
         self,

@@ -86,8 +86,8 @@ PROXY = Table(
         Key(
             "client_body_timeout",
             Duration(),
-            "How long a client may pause within the body of a request; 408 beyond it. On the whole it must send 1 KiB a "
-            "second.",
+            "How long a client may pause within the body of a request; 408 beyond it. On the whole it must send 1 KiB "
+            "a second.",
             _PROXY.client_body_timeout,
         ),
         Key(
@@ -169,6 +169,27 @@ SUPERVISOR = Table(
         Key("wake_step_timeout", Duration(), "How long one step of a wake may take.", _SUPERVISOR.wake_step_timeout),
         Key("sleep_timeout", Duration(), "How long falling asleep may take.", _SUPERVISOR.sleep_timeout),
         Key("stop_timeout", Duration(), "How long one stop of a unit may take.", _SUPERVISOR.stop_timeout),
+        Key(
+            "gpu_memory",
+            Size(),
+            "GPU memory that replicas may hold together on each GPU. With it, and `memory.gpu` of the replicas, models "
+            "that do not fit together take turns: an idle one rests when another is wanted.",
+            shown="not known, so everything is taken to fit",
+        ),
+        Key("nap_memory", Size(), "Host RAM that sleepers at level 1 may hold together.", shown="no limit"),
+        Key(
+            "min_residency",
+            Duration(zero=True),
+            "How long a replica that has become ready is not asked to make room, so that two models in turns get "
+            "something done.",
+            _SUPERVISOR.min_residency,
+        ),
+        Key(
+            "make_room_after",
+            Duration(zero=True),
+            "How long a model waits for room before a busy one must finish its requests and rest for it.",
+            _SUPERVISOR.make_room_after,
+        ),
         Key(
             "drain_timeout",
             Duration(zero=True),

@@ -47,6 +47,8 @@ def _effective(table: Table, spec: object) -> Iterator[tuple[str, str]]:
         match key.kind:
             case Duration():
                 yield key.name, _duration(value)
+            case Size() if value is None:
+                pass  # not known, and no value would say so
             case Size():
                 yield key.name, toml_value(spell_size(value))
             case _:

@@ -55,11 +55,13 @@ class CallEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEngine:
-    """One look at the engine; ends in ``Probed`` with the same ``op`` (0: a routine look)."""
+    """One look at the engine; ends in ``Probed`` with the same ``op``."""
 
     replica: str
     op: int
     timeout: float
+    #: Only whether it sleeps: the end of a sequence, where every millisecond is a waiting client's.
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class CommandFailure(StrEnum):
     STOP_FAILED = "stop failed"
     UNIT_MISSING = "unit missing"
     SHUTTING_DOWN = "shutting down"
+    INSUFFICIENT_MEMORY = "insufficient memory"
     GONE = "gone"
 
 
@@ -159,6 +162,7 @@ class NoteKind(StrEnum):
     RECONFIGURED = "reconfigured"
     RECORD_FAILED = "record_failed"
     CANARY_FAILED = "canary_failed"
+    EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from supervisord.core.actions import Deny, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
+from supervisord.core.arbitration import could_ever_fit
 from supervisord.core.estimates import (
     FIRST_GUESS_START,
     FIRST_GUESS_WAKE1,
@@ -49,13 +50,14 @@ def admit(turn: Turn, name: str, choose: Chooser, exclude: frozenset[str], ticke
     model = turn.fleet.names.get(name)
     if model is None:
         return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist.")
-    if turn.fleet.draining:
-        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     excluded = {r.name: r.generation for r in model.replicas if r.name in exclude}
     # Those who came first go first: nobody overtakes a queue that could be served.
     lease = _lease(turn, model, choose, excluded)
     if lease is not None:
+        # Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
         return lease
+    if turn.fleet.draining:
+        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     if len(model.waiting) >= model.spec.wake.max_waiting:
         seconds = _until_ready(turn, model) + queue_drain(
             len(model.waiting), model.service_seconds, len(model.replicas)
@@ -152,17 +154,14 @@ def bring_back(turn: Turn, model: Model) -> None:
 
 
 def _resting(turn: Turn, model: Model) -> list[Replica]:
-    resting = [
-        r
-        for r in model.replicas
-        if r.hold is Hold.NONE and not r.coming and r.life is not Life.READY and r.may_retry(turn.now)
-    ]
+    free = [r for r in model.replicas if r.hold is Hold.NONE and not r.coming and not r.yields_to]
+    resting = [r for r in free if r.life is not Life.READY and r.may_retry(turn.now)]
     return sorted(resting, key=lambda r: (_SOONEST.get(r.life, 9), r.level))
 
 
 def wake_another_if_busy(turn: Turn, model: Model) -> bool:
     """After a lease: a crowd on the awake replicas brings a resting one back. True when a goal was set."""
-    if len(model.replicas) == 1:
+    if len(model.replicas) == 1 or turn.fleet.draining:
         return False
     awake = [r for r in model.replicas if r.routable]
     least = min((r.in_flight for r in awake), default=0)
@@ -201,7 +200,7 @@ def settle_waiting(turn: Turn, model: Model) -> None:
 
 def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
     for replica in model.replicas:
-        if replica.coming or replica.autopsy_until > turn.now:
+        if replica.coming or replica.autopsy_until > turn.now or replica.yields_to:
             return True
         # Excluded and under suspicion: the look that is under way decides whether it is restarted.
         undecided = replica.routable and replica.health is not Health.OK
@@ -215,6 +214,9 @@ def _hopeless(turn: Turn, model: Model) -> Refuse:
     if replicas and all(r.hold is not Hold.NONE for r in replicas):
         message = f"The model `{model.name}` is held down by its operator."
         return Refuse(RefusalCode.MODEL_HELD, message, retry_after(60.0))
+    if any(not could_ever_fit(turn.fleet, r) for r in replicas):
+        message = f"The model `{model.name}` needs more GPU memory than there is."
+        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, retry_after(60.0))
     failed = [r for r in replicas if r.life is Life.FAILED]
     if failed:
         soonest = min(failed, key=lambda r: r.retry_at)
@@ -226,6 +228,9 @@ def _hopeless(turn: Turn, model: Model) -> Refuse:
 
 def _too_long(turn: Turn, model: Model) -> Refuse:
     remaining = retry_after(_until_ready(turn, model))
+    if any(r.room_at is not None for r in model.replicas):
+        message = f"Other models have held the GPU memory that `{model.name}` needs for {model.spec.wake.timeout:g} s."
+        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, remaining)
     waking = any(r.life in (Life.WAKING, Life.FALLING_ASLEEP, Life.ASLEEP) for r in model.replicas)
     if waking:
         message = f"The model `{model.name}` is still waking after {model.spec.wake.timeout:g} s."

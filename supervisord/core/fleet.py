@@ -9,7 +9,7 @@ from supervisord.core.actions import Action, Note, NoteKind
 from supervisord.core.admission import Chooser
 from supervisord.core.replica import Replica
 from supervisord.core.spec import ModelSpec, SupervisorSpec
-from supervisord.core.states import Cause, advance
+from supervisord.core.states import Cause, Life, advance
 
 
 @dataclass(slots=True)
@@ -70,6 +70,19 @@ class Fleet:
         """A number never used before, for operations, tickets and leases."""
         self.last_id += 1
         return self.last_id
+
+    def nap_fits(self, replica: Replica) -> bool:
+        """Whether host RAM has room for its weights at level 1, beside those of the other sleepers."""
+        limit, need = self.supervisor.nap_memory, replica.spec.nap_memory
+        if limit is None or need is None:
+            return True
+        napping = (Life.ASLEEP, Life.FALLING_ASLEEP, Life.WAKING)
+        used = sum(
+            other.spec.nap_memory or 0
+            for other in self.replicas.values()
+            if other is not replica and other.level == 1 and other.life in napping
+        )
+        return used + need <= limit
 
     def model_of(self, replica: Replica) -> Model | None:
         """None for a replica that is leaving a model that is gone."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from supervisord.core.actions import Answer, CommandFailure
-from supervisord.core.fleet import Turn
+from supervisord.core.fleet import Fleet, Turn
 from supervisord.core.idle import rung_due
 from supervisord.core.replica import GOAL_OF_RUNG, Goal, Replica
+from supervisord.core.spec import IdleLadder
 from supervisord.core.states import Hold, Life
 
 
@@ -14,6 +15,9 @@ def set_goal(turn: Turn, replica: Replica, goal: Goal, *, ticket: int | None = N
     if replica.goal is not goal:
         fail_goal(turn, replica, CommandFailure.SUPERSEDED, why or f"'{goal}' is wanted now")
         replica.goal = goal
+        replica.room_at = None
+        if goal is Goal.AWAKE:
+            replica.wanted_since, replica.yields_to = turn.now, ""
     if ticket is not None:
         replica.tickets.append(ticket)
 
@@ -31,11 +35,12 @@ def fail_goal(turn: Turn, replica: Replica, failure: CommandFailure, message: st
     replica.goal, replica.tickets = None, []
 
 
-def set_idle_goal(turn: Turn, replica: Replica) -> None:
-    """Let an idle replica go down the ladder: only when nothing is in flight, waiting, wanted or held."""
-    model = turn.fleet.model_of(replica)
+def ladder_of(fleet: Fleet, replica: Replica) -> IdleLadder | None:
+    """The ladder that an idle replica goes down; None while anything is in flight, waiting, wanted or held."""
+    model = fleet.model_of(replica)
     if (
         model is None
+        or fleet.draining
         or replica.goal is not None
         or replica.life not in (Life.READY, Life.ASLEEP)
         or replica.in_flight
@@ -43,10 +48,20 @@ def set_idle_goal(turn: Turn, replica: Replica) -> None:
         or replica.hold is not Hold.NONE
         or replica.leaving
     ):
+        return None
+    return model.spec.idle
+
+
+def set_idle_goal(turn: Turn, replica: Replica) -> None:
+    """Let an idle replica go down the ladder."""
+    ladder = ladder_of(turn.fleet, replica)
+    if ladder is None or turn.now < replica.rest_at:
         return
-    due = rung_due(model.spec.idle, turn.now - replica.idle_since, can_sleep=replica.can_sleep)
+    due = rung_due(ladder, turn.now - replica.idle_since, can_sleep=replica.can_sleep)
     if due > replica.rung:
         goal = GOAL_OF_RUNG[due]
+        if goal is Goal.SLEEP1 and not turn.fleet.nap_fits(replica):
+            goal = Goal.SLEEP2  # host RAM is a budget too
         set_goal(turn, replica, goal if replica.sleeps_well else Goal.STOPPED)
 
 

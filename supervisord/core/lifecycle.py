@@ -28,12 +28,12 @@ from supervisord.core.recovery import UNKNOWN_LEVEL
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import (
     FIRST_LOOK_STEPS,
-    RESUME_STEPS,
     CallStep,
     CanaryStep,
     PersistStep,
     Step,
     VerifyStep,
+    resume_steps,
     sleep_steps,
     wake_steps,
 )
@@ -45,6 +45,8 @@ MAX_ESCALATIONS = 1
 GRACE = 5.0
 #: Writing one small file; beyond that the disk is not working.
 PERSIST_TIMEOUT = 10.0
+#: A rest whose intent could not be written is tried again this much later: a full disk is full for a while.
+REST_AGAIN = 30.0
 #: How long the last lines of a failed unit are waited for before its waiters are told without them.
 AUTOPSY_TIMEOUT = 3.0
 #: Prefill and decode of a few tokens; an engine that needs longer for them is not well.
@@ -90,6 +92,7 @@ def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> No
     turn.forget_operation(replica)
     op = turn.expect(replica, timeout + GRACE)
     replica.op_began, replica.job_ended, replica.probe_at, replica.level = turn.now, False, None, 0
+    replica.known_invocation = replica.invocation
     turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout))
 
 
@@ -133,7 +136,7 @@ def _run_step(turn: Turn, replica: Replica) -> None:
             turn.actions.append(CallEngine(replica.name, op, call, limit, level, tags))
         case VerifyStep():
             op = turn.expect(replica, limit + GRACE)
-            turn.actions.append(ProbeEngine(replica.name, op, limit))
+            turn.actions.append(ProbeEngine(replica.name, op, limit, verify=True))
         case CanaryStep():
             op = turn.expect(replica, CANARY_TIMEOUT + GRACE)
             turn.actions.append(TakeFingerprint(replica.name, op, CANARY_TIMEOUT))
@@ -177,13 +180,17 @@ def verified(turn: Turn, replica: Replica, probe: Probe) -> None:
     assert isinstance(step, VerifyStep)
     if probe.state is step.expected:
         step_done(turn, replica)
-    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and replica.steps[:2] != RESUME_STEPS:
-        canary = (CanaryStep(),) if wants_canary(turn, replica) else ()
-        _go_on_with(turn, replica, (*RESUME_STEPS, *canary))
+    elif replica.life is Life.WAKING and probe.state is EngineState.ASLEEP and not _resuming(replica):
+        replica.level = UNKNOWN_LEVEL
+        _go_on_with(turn, replica, resume_steps(canary=wants_canary(turn, replica)))
     elif replica.life is Life.FALLING_ASLEEP and probe.state is EngineState.AWAKE:
         _stay_awake(turn, replica, replica.last_error or f"it is still awake after sleep {replica.level}")
     else:
         step_failed_for_good(turn, replica, f"the engine is {probe.state} {probe.detail}".rstrip())
+
+
+def _resuming(replica: Replica) -> bool:
+    return replica.steps in (resume_steps(), resume_steps(canary=True))
 
 
 def _go_on_with(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:
@@ -274,6 +281,8 @@ def _stay_awake(turn: Turn, replica: Replica, reason: str) -> None:
     turn.forget_operation(replica)
     nothing_done = reason.startswith("'record")
     replica.sleep_broken = replica.sleep_broken or not nothing_done
+    if nothing_done:
+        replica.rest_at = turn.now + REST_AGAIN
     replica.last_error = reason
     turn.note(NoteKind.SLEEP_FAILED, replica, f"did not fall asleep, level {level}: {reason}", warning=True)
     if replica.goal is not None and replica.goal.level:

@@ -43,6 +43,8 @@ _DOWN = ("inactive", "failed")
 
 def unit_changed(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     """A new reading of the unit."""
+    if status.invocation and status.invocation == replica.past_invocation:
+        return
     before, replica.unit = replica.unit, status
     state = status.active_state
     match replica.life:
@@ -134,6 +136,8 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     """The awaited unit job ended."""
     if event.status is not None:
         replica.unit = event.status
+        if event.status.invocation != replica.known_invocation:
+            replica.past_invocation = replica.known_invocation
     replica.job_ended = True
     replica.op = 0  # the deadline stays: the engine must answer within it
     text = event.detail or f"systemd says '{event.result}'"
@@ -301,10 +305,12 @@ def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
 
 def demote(turn: Turn, replica: Replica, reason: str) -> None:
     """Requests go elsewhere from now on, while there is an elsewhere; look at the engine at once."""
+    news = replica.health is not Health.SUSPECT
     replica.health, replica.trial_lease = Health.SUSPECT, 0
     if replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP) and replica.probe_op == 0:
         replica.probe_at = turn.now
-    turn.note(NoteKind.DEMOTED, replica, reason, warning=True)
+    if news:
+        turn.note(NoteKind.DEMOTED, replica, reason, warning=True)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------

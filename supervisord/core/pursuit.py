@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from supervisord.core import lifecycle
+from supervisord.core import arbitration, lifecycle
+from supervisord.core.actions import CommandFailure
 from supervisord.core.fleet import Turn
-from supervisord.core.goals import reach_goal
+from supervisord.core.goals import fail_goal, reach_goal
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.states import Cause, Health, Life
 
@@ -73,20 +74,38 @@ def _pursue_asleep(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> 
         if replica.in_flight == 0:
             lifecycle.begin_stop(turn, replica, Cause.STOP)
     elif goal is Goal.RESTARTED:
-        if replica.in_flight == 0:
+        if replica.in_flight == 0 and _has_room(turn, replica):
             lifecycle.begin_restart(turn, replica, Cause.RESTART)
-    else:
-        # Also the way from level 1 to level 2: asked directly, vLLM answers 200 and does nothing.
+    elif goal is Goal.AWAKE:
+        if _has_room(turn, replica):
+            lifecycle.begin_wake(turn, replica, replica.level, Cause.WAKE)
+    elif arbitration.fits(turn.fleet, replica):
+        # The way from level 1 to level 2: asked directly, vLLM answers 200 and does nothing.
         lifecycle.begin_wake(turn, replica, replica.level, Cause.WAKE)
+    elif replica.in_flight == 0:
+        # Nobody rests for a sleeper that only wants to sleep deeper: stopping gives the same memory back.
+        lifecycle.begin_stop(turn, replica, Cause.STOP)
+
+
+def _has_room(turn: Turn, replica: Replica) -> bool:
+    """There is room on its GPUs now; else it is being made, or the goal has failed since it never can be."""
+    if not arbitration.could_ever_fit(turn.fleet, replica):
+        limit = turn.fleet.supervisor.gpu_memory
+        message = f"it declares {replica.spec.gpu_memory} bytes of GPU memory, and a GPU has {limit}"
+        replica.last_error = message
+        fail_goal(turn, replica, CommandFailure.INSUFFICIENT_MEMORY, message)
+        return False
+    return arbitration.make_room(turn, replica)
 
 
 def _pursue_down(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
     if goal in (Goal.AWAKE, Goal.RESTARTED):
-        if gpu_free and replica.may_retry(turn.now):
+        if gpu_free and replica.may_retry(turn.now) and _has_room(turn, replica):
             lifecycle.begin_start(turn, replica)
     elif goal is Goal.STOPPED and replica.life is Life.FAILED:
         if replica.unit is not None and replica.unit.active_state not in ("inactive", "failed"):
-            lifecycle.begin_stop(turn, replica, Cause.STOP)
+            if gpu_free:
+                lifecycle.begin_stop(turn, replica, Cause.STOP)
         else:
             turn.advance(replica, Cause.UNIT_DOWN)
             reach_goal(turn, replica)

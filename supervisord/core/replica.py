@@ -61,6 +61,10 @@ class Replica:
     progress_at: float = 0.0
 
     goal: Goal | None = None
+    #: Since when it is wanted awake; when to look for room on its GPUs again; for whom it makes room itself.
+    wanted_since: float = 0.0
+    room_at: float | None = None
+    yields_to: str = ""
     #: Commands answered when the goal ends.
     tickets: list[int] = field(default_factory=list)
 
@@ -77,6 +81,8 @@ class Replica:
     unit: UnitStatus | None = None
     #: The unit's invocation that readiness or sleep was seen in; another one means a restart behind our back.
     known_invocation: str = ""
+    #: The run that a job of ours has put an end to: what is still told of it is late.
+    past_invocation: str = ""
     record: Record | None = None
 
     #: When to look at the engine again, and the number of the look under way (0: none).
@@ -100,6 +106,8 @@ class Replica:
     #: Until then the failed unit's last lines are awaited; 0.0: not.
     autopsy_until: float = 0.0
     last_error: str = ""
+    #: The idle ladder is left alone until then: the last rest could not be begun.
+    rest_at: float = 0.0
     #: Sleep was tried in this invocation and did not do what it says: only stop from now on.
     sleep_broken: bool = False
     #: The configuration of a running engine changed: restart it when that disturbs nobody.

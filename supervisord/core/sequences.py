@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from supervisord.core.actions import Call
 from supervisord.core.readings import EngineState
 from supervisord.core.record import Phase
+from supervisord.core.recovery import UNKNOWN_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,15 @@ def wake_steps(level: int, *, canary: bool = False) -> tuple[Step, ...]:
     return (PersistStep(Phase.WAKING, level), *calls, VerifyStep(EngineState.AWAKE), *last)
 
 
-#: For an engine that still says it sleeps after ``wake_steps``: it was paused besides. Everything, once more.
-RESUME_STEPS: tuple[Step, ...] = (CallStep(Call.WAKE_UP), VerifyStep(EngineState.AWAKE))
+def resume_steps(*, canary: bool = False) -> tuple[Step, ...]:
+    """For an engine that still says it sleeps after ``wake_steps``: it was paused besides, or slept again meanwhile.
+
+    Then its weights may be gone, whatever level it was woken from: everything, once more, and the pause ended.
+    """
+    steps = wake_steps(UNKNOWN_LEVEL, canary=canary)
+    verify = steps.index(VerifyStep(EngineState.AWAKE))
+    return (*steps[:verify], CallStep(Call.WAKE_UP), *steps[verify:])
+
 
 #: For an engine that has just become ready for the first time.
 FIRST_LOOK_STEPS: tuple[Step, ...] = (CanaryStep(),)

@@ -30,7 +30,7 @@ class WakeLimits:
     #: Requests of this model that may wait at the same time; the next is refused with ``queue_full``.
     max_waiting: int = 2048
     #: Compare a short greedy answer after every wake with the one of the first readiness, before any request is let in.
-    canary: bool = False
+    canary: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,13 @@ class SupervisorSpec:
     wake_step_timeout: float = 120.0
     sleep_timeout: float = 120.0
     stop_timeout: float = 120.0
+    #: GPU memory that replicas may hold together on each GPU; None: not known, so everything is taken to fit.
+    gpu_memory: int | None = None
+    #: Host RAM that sleepers at level 1 may hold together; None: no limit.
+    nap_memory: int | None = None
+    #: How long a replica that has become ready is not asked to make room, and how long one waits before a busy one is.
+    min_residency: float = 60.0
+    make_room_after: float = 30.0
     #: How long streams in flight may go on after SIGTERM.
     drain_timeout: float = 60.0
 

@@ -8,7 +8,7 @@ clocks, pursued, and those who wait are granted or refused, until nothing more f
 from __future__ import annotations
 
 from supervisord.core import admit as door
-from supervisord.core import configure, lifecycle, observe
+from supervisord.core import arbitration, configure, lifecycle, observe
 from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
 from supervisord.core.admission import Chooser, Ending, Lease, Refuse
 from supervisord.core.events import (
@@ -26,7 +26,7 @@ from supervisord.core.events import (
     UnitJobDone,
 )
 from supervisord.core.fleet import Fleet, Turn
-from supervisord.core.goals import fail_goal, set_config_goal, set_goal, set_idle_goal
+from supervisord.core.goals import fail_goal, ladder_of, set_config_goal, set_goal, set_idle_goal
 from supervisord.core.idle import next_rung_after
 from supervisord.core.pursuit import pursue
 from supervisord.core.replica import Goal, Replica
@@ -128,7 +128,6 @@ def _apply_to(
                 turn.note(NoteKind.RECORD_FAILED, replica, f"its state is not on disk: {error}", warning=True)
         case Probed(_, op, probe):
             if op and op == replica.op and replica.steps and isinstance(replica.steps[replica.step_index], VerifyStep):
-                observe.learn(replica, probe)
                 lifecycle.verified(turn, replica, probe)
             elif op and op == replica.probe_op:
                 replica.probe_op = 0
@@ -150,6 +149,8 @@ def _apply_to(
 def _tick(turn: Turn, replica: Replica) -> None:
     if replica.op_deadline is not None and turn.now >= replica.op_deadline:
         observe.overdue(turn, replica)
+    if replica.room_at is not None and turn.now >= replica.room_at:
+        replica.room_at = None  # pursuit looks again, and says when the next time is
     if replica.autopsy_until and turn.now >= replica.autopsy_until:
         replica.autopsy_until = 0.0
     if replica.probe_at is not None and turn.now >= replica.probe_at:
@@ -213,6 +214,7 @@ def settle(turn: Turn) -> None:
     """Let everything follow that follows, until nothing more does."""
     for _ in range(MAX_ROUNDS):
         before = len(turn.actions), [(r.life, r.goal) for r in turn.fleet.replicas.values()]
+        arbitration.release(turn.fleet)
         for model in turn.fleet.models.values():
             door.bring_back(turn, model)
         for replica in _by_urgency(turn.fleet):
@@ -247,13 +249,15 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.op_deadline)
         if replica.probe_at is not None:
             due.append(replica.probe_at)
+        if replica.room_at is not None:
+            due.append(replica.room_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
-        model = fleet.model_of(replica)
-        if model is not None and replica.life in (Life.READY, Life.ASLEEP) and not replica.in_flight:
-            rung = next_rung_after(model.spec.idle, replica.rung, can_sleep=replica.can_sleep)
-            if rung is not None and replica.goal is None and replica.hold is Hold.NONE:
-                due.append(replica.idle_since + rung)
+        ladder = ladder_of(fleet, replica)
+        if ladder is not None:
+            rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep)
+            if rung is not None:
+                due.append(max(replica.idle_since + rung, replica.rest_at))
     for model in fleet.models.values():
         first = next(iter(model.waiting.values()), None)
         if first is not None:

@@ -1,7 +1,10 @@
-"""How a fingerprint is asked for: one request that any vLLM answers the same way as long as its weights are the same.
+"""How a fingerprint is asked for: a request that any vLLM answers the same way as long as its weights are the same.
 
-A model that generates answers ``/v1/completions``, one that pools ``/v1/embeddings``. vLLM has only the routes of what
-its model can do; a route that is not there is a 404. (0.32: seen; older ones answer 400 or 501 instead.)
+A model that generates tells how likely it finds each token of a fixed text, and adds a few of its own. The given
+ones tell the most: nothing can flip there, and even two models that know nothing, and choose among words that are all
+equally unlikely to them, find other words a little less so. A pooling model makes a vector of the text.
+
+vLLM has only the routes of what its model can do; a route that is not there is a 404 (older ones said 400 or 501).
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from supervisord.core.canary import Fingerprint
 
 log = logging.getLogger(__name__)
 
-#: In the order in which they are tried.
-ROUTES = ("/v1/completions", "/v1/embeddings")
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+#: Route and whether it is to tell of the prompt too, in the order in which they are tried. Some engines cannot tell of
+#: the prompt (a prefill that is cut short, for instance) and answer 400.
+ATTEMPTS = ((COMPLETIONS, True), (COMPLETIONS, False), (EMBEDDINGS, False))
 #: Every layer computes on a prompt of any length; this one has words enough that wrong weights cannot be lucky.
 PROMPT = "The lighthouse keeper counted seven ships, then wrote their names and"
 #: One token comes from the prefill alone; the others are decoded from the cache that it filled.
@@ -32,7 +37,7 @@ class Unanswered(Exception):
     """The engine said 200 and did not answer the prompt; the text says what it did."""
 
 
-def request(route: str, model: str | None) -> dict[str, object]:
+def request(route: str, model: str | None, *, echo: bool) -> dict[str, object]:
     """The body for ``route``. ``model`` None: the engine answers with the one that it has.
 
     No two have the same ``cache_salt``: what is compared was computed now, not remembered from before a wake, and no
@@ -40,7 +45,7 @@ def request(route: str, model: str | None) -> dict[str, object]:
     """
     body: dict[str, object] = {"model": model} if model else {}
     body["cache_salt"] = secrets.token_hex(8)
-    if route == "/v1/embeddings":
+    if route == EMBEDDINGS:
         return body | {"input": PROMPT, "encoding_format": "float"}
     # ignore_eos: always as many tokens. logprobs 0: those of the tokens themselves, which no --max-logprobs forbids.
     return body | {
@@ -50,6 +55,7 @@ def request(route: str, model: str | None) -> dict[str, object]:
         "seed": 0,
         "logprobs": 0,
         "ignore_eos": True,
+        "echo": echo,
     }
 
 
@@ -59,7 +65,7 @@ def read(route: str, answer: object) -> Fingerprint | None:
     Raises ``Unanswered`` when the request was cut short.
     """
     try:
-        return _vector(answer) if route == "/v1/embeddings" else _tokens(answer)
+        return _vector(answer) if route == EMBEDDINGS else _tokens(answer)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         log.debug("an answer of %s has no fingerprint in it: %r", route, error)
         return None
@@ -70,13 +76,14 @@ def _tokens(answer: Any) -> Fingerprint:
     # A sleep with mode=abort, or a stop, ends what runs with HTTP 200.
     if choice.get("finish_reason") == "abort":
         raise Unanswered("it was aborted")
-    tokens = [str(token) for token in choice["logprobs"]["tokens"]]
-    values = [_finite(value, _FLOOR) for value in choice["logprobs"]["token_logprobs"]]
+    tokens, values = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+    if values and values[0] is None:
+        tokens, values = tokens[1:], values[1:]  # before the first token of a prompt there was nothing to tell it from
     if not tokens:
         raise Unanswered("not one token")
     if len(tokens) != len(values):
         raise ValueError(f"{len(tokens)} tokens and {len(values)} log probabilities")
-    return Fingerprint(tuple(tokens), tuple(values))
+    return Fingerprint(tuple(str(token) for token in tokens), tuple(_finite(value, _FLOOR) for value in values))
 
 
 def _vector(answer: Any) -> Fingerprint:

@@ -126,6 +126,17 @@ class VllmEngine:
             return look.found(error.state, str(error))
         return replace(hung, progress=await self._progress()) if look.asking == "/is_sleeping" else hung
 
+    async def verify(self, timeout: float) -> Probe:
+        """``/is_sleeping`` alone: who answers and what it serves was seen before. Never raises."""
+        look = _Look(asking="/is_sleeping")
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._ask_core(look)
+        except TimeoutError:
+            return look.found(EngineState.HUNG, f"no answer in {timeout:g} s")
+        except _NoAnswer as error:
+            return look.found(error.state, str(error))
+
     async def sleep(self, level: int, timeout: float) -> None:
         """Ask for a sleep; the caller has drained the engine before and verifies after.
 
@@ -150,16 +161,21 @@ class VllmEngine:
 
         Raises ``EngineError`` when it fails, or does not answer in ``timeout`` seconds.
         """
-        route = ""
+        route, missing = "", set()
         try:
             async with asyncio.timeout(timeout):
-                for route in fingerprint.ROUTES:
-                    answer = await self._request("POST", route, body=fingerprint.request(route, self._model))
+                for route, echo in fingerprint.ATTEMPTS:
+                    if route in missing:
+                        continue
+                    body = fingerprint.request(route, self._model, echo=echo)
+                    answer = await self._request("POST", route, body=body)
                     if answer.status == 200:
                         return fingerprint.read(route, answer.json())
                     if answer.status >= 500 and answer.status != 501:
                         raise EngineError(f"cannot take a fingerprint: POST {route}: {answer.quote()}")
                     log.debug("%s gives no fingerprint: POST %s: %s", self.endpoint, route, answer.quote())
+                    if answer.status == 404:
+                        missing.add(route)
         except TimeoutError:
             raise EngineError(f"cannot take a fingerprint: POST {route}: no answer in {timeout:g} s") from None
         except (_NoAnswer, fingerprint.Unanswered) as error:
@@ -212,8 +228,11 @@ class VllmEngine:
             return look.found(EngineState.WRONG_MODEL, f"it serves {', '.join(look.names)}, not {wanted}")
 
         look.asking = "/is_sleeping"
-        sleeping = await self._request("GET", "/is_sleeping")
         detail = f"its names are not known, for it wants an API key ({models.status})" if keyless else ""
+        return await self._ask_core(look, detail)
+
+    async def _ask_core(self, look: _Look, detail: str = "") -> Probe:
+        sleeping = await self._request("GET", "/is_sleeping")
         if sleeping.status == 404:
             return replace(look.found(EngineState.AWAKE, detail), can_sleep=False)
         value = sleeping.json()

@@ -27,6 +27,8 @@ def explanation(replica: str, env: Mapping[str, str], lines: Sequence[str]) -> s
         return ""
     how = f"was killed by SIG{status}" if code in ("killed", "dumped") else f"exited with status {status}"
     match result:
+        case "exit-code" | "signal" if not code:
+            what = "a command that its unit runs before the engine failed"  # an ExecStartPre= of somebody's drop-in
         case "exit-code" | "signal":
             what = f"engine {how}"
         case "core-dump":

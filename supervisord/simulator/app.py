@@ -25,7 +25,7 @@ def build(api: Api, log: EngineLog, arm: control.Arm) -> web.Application:
     """``arm``: how /sim/fault arms a fault."""
     application = web.Application(middlewares=[_counting(api), _errors(log), _api_key(api)], client_max_size=NO_LIMIT)
     application.add_routes(_basic(api))
-    for dialect in (openai, anthropic, responses, pooling, audio):
+    for dialect in (openai, pooling, *((anthropic, responses, audio) if api.options.generates else ())):
         application.add_routes(dialect.routes(api))
     if api.options.dev_mode:
         application.add_routes(dev.routes(api))

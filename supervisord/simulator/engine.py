@@ -328,17 +328,21 @@ class Engine:
             return Output("", "stop")
         self.metrics.generation_tokens += 1
         piece = generation.answer.token(seq.produced - 1, garbage)
+        logprob = generation.answer.logprob(seq.produced - 1, garbage)
+        if work.logprobs:
+            generation.tokens.append((piece, logprob))
         whole = generation.text + piece
         for word in work.stop:
             at = whole.find(word)
             if at >= 0:
                 piece = whole[len(generation.text) : max(at, len(generation.text))]
                 generation.text += piece
-                return Output(piece, "stop")
+                return Output(piece, "stop", logprob)
         generation.text = whole
         if not seq.done:
-            return Output(piece)
-        return Output(piece, "stop" if not work.ignore_eos and generation.answer.length <= seq.target else "length")
+            return Output(piece, None, logprob)
+        complete = not work.ignore_eos and generation.answer.length <= seq.target
+        return Output(piece, "stop" if complete else "length", logprob)
 
     def _finish(self, generation: Generation, reason: str, now: float) -> None:
         del self._generations[generation.seq]

@@ -30,6 +30,8 @@ class Output:
 
     text: str
     finish: str | None = None
+    #: Log probability of the token; None where it gave none.
+    logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Work:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     salt: str = ""
+    #: Keep the log probability of each token.
+    logprobs: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +62,8 @@ class Generation:
     submitted: float
     outputs: asyncio.Queue[Output | EngineDead] = field(default_factory=asyncio.Queue)
     text: str = ""
+    #: Text and log probability of each token so far, where they were asked for.
+    tokens: list[tuple[str, float]] = field(default_factory=list)
     garbage: bool = False
     tainted: bool = False
     last_token: float = 0.0

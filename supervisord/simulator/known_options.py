@@ -25,7 +25,7 @@ _VALUES = """
     override-generation-config override-pooler-config performance-mode pipeline-parallel-size pooler-config
     prefill-context-parallel-size prefix-caching-hash-algo profiler-config pt-load-map-location quantization
     ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin response-role
-    return-tokens-as-token-ids revision root-path runner safetensors-load-strategy scheduler-cls
+    return-tokens-as-token-ids revision root-path safetensors-load-strategy scheduler-cls
     scheduling-policy seed show-hidden-metrics-for-version skip-mm-profiling speculative-config ssl-ca-certs
     ssl-cert-reqs ssl-certfile ssl-ciphers ssl-keyfile stream-interval structured-outputs-config swap-space
     task tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tokens-only-endpoint

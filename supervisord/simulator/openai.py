@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, event, now, required
 from supervisord.simulator.generation import Generation, Output, Work
-from supervisord.simulator.tokens import content_text, count, decode, encode, ids_to_bytes, render_chat
+from supervisord.simulator.tokens import BYTES_PER_TOKEN, content_text, count, decode, encode, ids_to_bytes, render_chat
+
+#: vLLM's default of --max-logprobs.
+MAX_LOGPROBS = 20
 
 
 def routes(api: Api) -> list[web.RouteDef]:
     handlers = OpenAi(api)
-    return [
-        web.get("/v1/models", handlers.models),
+    generating = [
         web.post("/v1/chat/completions", handlers.chat),
         web.post("/v1/completions", handlers.completions),
+    ]
+    return [
+        web.get("/v1/models", handlers.models),
+        *(generating if api.options.generates else ()),
         web.post("/tokenize", handlers.tokenize),
         web.post("/detokenize", handlers.detokenize),
     ]
@@ -33,6 +40,35 @@ def messages_of(body: Body) -> list[dict[str, Any]]:
 def stop_words(body: Body) -> tuple[str, ...]:
     stop = body.get("stop") or ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def prompt_tokens(generation: Generation) -> list[tuple[str, float | None]]:
+    """The tokens of the prompt, and how likely each was after those before it (of the first nothing is known)."""
+    prompt, garbage = generation.work.prompt, generation.garbage
+    pieces = [
+        prompt[at : at + BYTES_PER_TOKEN].decode(errors="replace") for at in range(0, len(prompt), BYTES_PER_TOKEN)
+    ]
+    likely = [generation.answer.logprob(place, garbage) for place in range(len(pieces))]
+    return [
+        (piece, logprob if place else None) for place, (piece, logprob) in enumerate(zip(pieces, likely, strict=True))
+    ]
+
+
+def logprobs_of(tokens: Sequence[tuple[str, float | None]], offset: int = 0) -> Body:
+    """The ``logprobs`` object of /v1/completions. ``offset``: characters of the answer before them.
+
+    Of the likeliest tokens at each place it knows only the one that was taken.
+    """
+    offsets = []
+    for text, _ in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [logprob for _, logprob in tokens],
+        "tokens": [text for text, _ in tokens],
+        "top_logprobs": [None if logprob is None else {text: logprob} for text, logprob in tokens],
+    }
 
 
 class OpenAi:
@@ -91,17 +127,23 @@ class OpenAi:
         else:
             raise bad_request("the simulator takes one prompt per request: a string or a list of token ids", "prompt")
         body.setdefault("max_tokens", 16)  # the dialect's own default
-        work = self._work(body, prompt, prompt.decode(errors="replace"))
+        wanted = body.get("logprobs")
+        if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_LOGPROBS):
+            raise bad_request(f"`logprobs` must be from 0 to {MAX_LOGPROBS}, got {wanted}.", "logprobs")
+        work = replace(self._work(body, prompt, prompt.decode(errors="replace")), logprobs=wanted is not None)
         request_id = self._api.request_id(request, "cmpl")
         async with self._api.generating(request_id, work) as generation:
             frames = CompletionFrames(self._api, body, generation, model)
             if body.get("stream"):
                 return await self._api.stream(request, generation, frames)
             reason = await self._api.collect(generation)
+            tokens: list[tuple[str, float | None]] = [*generation.tokens]
+            if body.get("echo"):
+                tokens = [*prompt_tokens(generation), *tokens]
             choice = {
                 "index": 0,
-                "text": generation.text,
-                "logprobs": None,
+                "text": prompt.decode(errors="replace") + generation.text if body.get("echo") else generation.text,
+                "logprobs": logprobs_of(tokens) if work.logprobs else None,
                 "finish_reason": reason,
                 "stop_reason": None,
             }
@@ -196,12 +238,20 @@ class ChatFrames(OpenAiFrames):
 class CompletionFrames(OpenAiFrames):
     object = "text_completion"
 
+    def __init__(self, api: Api, body: Body, generation: Generation, model: str) -> None:
+        super().__init__(api, body, generation, model)
+        self._sent = 0
+
     def open(self) -> Iterable[str]:
         return ()
 
     def piece(self, output: Output) -> Iterable[str]:
+        logprobs = None
+        if self._generation.work.logprobs and output.logprob is not None:
+            logprobs = logprobs_of([(output.text, output.logprob)], self._sent)
+        self._sent += len(output.text)
         yield self.chunk(
-            {"index": 0, "text": output.text, "logprobs": None, "finish_reason": output.finish, "stop_reason": None}
+            {"index": 0, "text": output.text, "logprobs": logprobs, "finish_reason": output.finish, "stop_reason": None}
         )
 
 

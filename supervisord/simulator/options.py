@@ -45,6 +45,8 @@ class Options:
     block_size: int = 16
     kv_tokens: int = DEFAULT_CONTEXT
     prefix_caching: bool = True
+    #: False with ``--runner pooling``: such a model has no routes that generate.
+    generates: bool = True
     sleep_mode: bool = False
     dev_mode: bool = False
     api_keys: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-gpu-blocks-override", type=int, default=None)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     parser.add_argument("--enable-prefix-caching", action=switch, default=True)
+    parser.add_argument("--runner", choices=("auto", "draft", "generate", "pooling"), default="auto")
     parser.add_argument("--enable-sleep-mode", action=switch, default=False)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
     parser.add_argument("--disable-uvicorn-access-log", action=switch, default=False)
@@ -173,6 +176,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
         block_size=args.block_size,
         kv_tokens=kv_tokens,
         prefix_caching=args.enable_prefix_caching,
+        generates=args.runner != "pooling",
         sleep_mode=args.enable_sleep_mode,
         dev_mode=environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"),
         api_keys=tuple(key for key in (args.api_key or [environ.get("VLLM_API_KEY", "")]) if key),

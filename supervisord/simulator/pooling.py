@@ -90,7 +90,8 @@ class Pooling:
         for text in texts:
             self._api.limit(text.encode(), None)
         request_id = self._api.request_id(request, prefix)
-        async with self._api.generating(request_id, Work(prompt=prompt, limit=0)) as generation:
+        work = Work(prompt=prompt, limit=0, salt=str(body.get("cache_salt") or ""))
+        async with self._api.generating(request_id, work) as generation:
             await self._api.collect(generation)
             return Computed(generation.id, model, generation.garbage, count(prompt))
 

@@ -100,3 +100,8 @@ class Answer:
         if index < len(self._head):
             return self._head[index]
         return " " + self._words[(self._digest[index % len(self._digest)] + index) % len(self._words)]
+
+    def logprob(self, index: int, garbage: bool) -> float:
+        """How likely that token was: fairly, where the weights are whole, and hardly at all where they are not."""
+        chance = self._digest[index * 7 % len(self._digest)] / 256
+        return -8.0 - chance if garbage else -chance

@@ -17,6 +17,7 @@ from supervisord.config.kinds import (
     Duration,
     EngineOption,
     Environment,
+    Flag,
     Kind,
     ListOf,
     Named,
@@ -95,6 +96,8 @@ def _good(kind: Kind) -> st.SearchStrategy[Any]:
                 st.from_regex(form.pattern, fullmatch=True),
                 st.sampled_from(["http://localhost:1", "unix:/a", "a.service"]),
             )
+        case Flag():
+            return st.booleans()
         case Whole():
             return st.integers(kind.minimum - 1, 2000)
         case Size() | Duration():

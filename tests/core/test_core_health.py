@@ -70,6 +70,15 @@ def test_a_replica_whose_request_failed_is_tried_with_one_request_at_a_time():
     assert world.noted(NoteKind.REVIVED) == 1
 
 
+def test_a_demotion_is_one_line_however_many_requests_it_cost():
+    world = pair()
+    leases = [world.admit() for _ in range(8)]
+    for lease in leases:
+        if lease.replica == "a":
+            world.finish(lease, Ending.CONNECT_FAILED, "refused")
+    assert world.noted(NoteKind.DEMOTED) == 1
+
+
 def test_each_failed_trial_waits_twice_as_long():
     world = pair()
     for strikes in range(1, 5):

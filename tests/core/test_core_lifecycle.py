@@ -352,6 +352,15 @@ def test_shutting_down_refuses_who_waits_and_who_comes():
     assert world.admit().code is RefusalCode.ROUTER_SHUTTING_DOWN
 
 
+def test_an_awake_replica_answers_whoever_was_accepted_before_the_shutdown_and_nobody_is_woken_for_them():
+    world = World(model(replicas=("a", "b")), running=("a",))
+    world.run()
+    world.do(ShutDown())
+    leases = [world.admit() for _ in range(10)]
+    assert {lease.replica for lease in leases} == {"a"}
+    assert not world.pending_of(RunUnitJob)
+
+
 def test_nothing_is_started_during_shutdown():
     world = World(model())
     world.do(ShutDown())

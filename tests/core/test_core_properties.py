@@ -12,6 +12,7 @@ from world import Call, CallEngine, EngineState, IdleLadder, Life, Phase, Superv
 from supervisord.core import step as core
 from supervisord.core.actions import Persist, ProbeEngine, RunUnitJob, UnitVerb
 from supervisord.core.admission import Ending, Lease, Refuse
+from supervisord.core.arbitration import fits
 from supervisord.core.events import Configured
 from supervisord.core.replica import OPERATING
 
@@ -19,11 +20,12 @@ GPUS = {"a": (0,), "b": (1,), "c": (1,), "d": (0, 1)}
 IDLE = IdleLadder(sleep1=60, sleep2=300, stop=900)
 WAKE = WakeLimits(timeout=120, max_waiting=4)
 MODELS = (
-    model("chat", ("a", "b"), GPUS, IDLE, WAKE),
-    model("embed", ("c",), GPUS, IDLE, WAKE),
-    model("big", ("d",), GPUS, IdleLadder(), WAKE),
+    model("chat", ("a", "b"), GPUS, IDLE, WAKE, memory=45, nap=40),
+    model("embed", ("c",), GPUS, IDLE, WAKE, memory=45, nap=40),
+    model("big", ("d",), GPUS, IdleLadder(), WAKE, memory=80),
 )
 NAMES = ("a", "b", "c", "d")
+ROOM = SupervisorSpec(gpu_memory=100, nap_memory=100, min_residency=30, make_room_after=20)
 
 
 class CheckedWorld(World):
@@ -55,12 +57,14 @@ class CheckedWorld(World):
             for other in self.fleet.replicas.values():
                 busy = other is not replica and other.life in OPERATING and other.op
                 assert not (busy and mine & set(other.spec.gpus)), f"{replica.name} and {other.name} at once on a GPU"
+        if isinstance(action, RunUnitJob) and action.op and action.verb is UnitVerb.START:
+            assert fits(self.fleet, replica), f"{replica.name} is started where there is no room"
 
 
 class Histories(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.world = CheckedWorld(*MODELS, running=("a", "c"))
+        self.world = CheckedWorld(*MODELS, supervisor=ROOM, running=("a", "c"))
         self.tickets: set[int] = set()
         self.abandoned: set[int] = set()
 
@@ -134,7 +138,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def the_configuration_is_read_again(self):
-        self.world.do(Configured(MODELS, SupervisorSpec()))
+        self.world.do(Configured(MODELS, ROOM))
 
     # --- invariants ---
 

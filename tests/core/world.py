@@ -58,9 +58,11 @@ def spread(candidates):
     return Choice(min(candidates, key=lambda c: c.in_flight).name, "spread")
 
 
-def model(name="chat", replicas=("a",), gpus=None, idle=NO_LADDER, wake=USUAL_WAKE, aliases=()):
+def model(name="chat", replicas=("a",), gpus=None, idle=NO_LADDER, wake=USUAL_WAKE, aliases=(), memory=None, nap=None):
     specs = tuple(
-        ReplicaSpec(r, name, f"vllm@{r}.service", f"unix:/run/{r}.sock", True, tuple((gpus or {}).get(r, ())))
+        ReplicaSpec(
+            r, name, f"vllm@{r}.service", f"unix:/run/{r}.sock", True, tuple((gpus or {}).get(r, ())), memory, nap
+        )
         for r in replicas
     )
     return ModelSpec(name, specs, aliases=aliases, idle=idle, wake=wake)

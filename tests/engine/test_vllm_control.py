@@ -11,11 +11,14 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supervisord.core.canary import Fingerprint, difference
 from supervisord.core.readings import EngineState, Probe
+from supervisord.engine.fingerprint import TOKENS
 from supervisord.engine.memory import GpuMemory, host_memory
 from supervisord.engine.owner import Ownership, owner_of
 from supervisord.engine.vllm import VllmEngine
@@ -96,6 +99,61 @@ async def test_a_level_2_wake_is_done_only_with_its_last_part(real: Real, engine
     assert (await complete(real))["choices"] == before["choices"]
 
 
+async def wake_from_2(engine: VllmEngine) -> None:
+    await engine.wake_up(["weights"], LONG)
+    await engine.reload_weights(LONG)
+    await engine.wake_up(["kv_cache"], LONG)
+    await engine.reset_prefix_cache(LONG)
+
+
+async def fingerprint(engine: VllmEngine) -> Fingerprint:
+    seen = await engine.fingerprint(LONG)
+    assert seen is not None
+    return seen
+
+
+async def test_its_fingerprint_is_the_same_after_the_wakes_of_both_levels(real: Real, engine: VllmEngine) -> None:
+    first = await fingerprint(engine)
+    assert len(first.tokens) > 3 * TOKENS  # the prompt's too
+    for _ in range(3):
+        await engine.sleep(1, LONG)
+        await engine.wake_up([], LONG)
+        assert difference(first, await fingerprint(engine)) == ""
+        await engine.sleep(2, LONG)
+        await wake_from_2(engine)
+        assert difference(first, await fingerprint(engine)) == ""
+
+
+async def test_its_fingerprint_is_the_same_in_a_batch_with_others(real: Real, engine: VllmEngine) -> None:
+    first = await fingerprint(engine)
+    load = [asyncio.create_task(complete(real, prompt=f"{n} bottles of", max_tokens=300)) for n in range(10)]
+    seen = [await fingerprint(engine) for _ in range(20)]
+    assert not all(task.done() for task in load)  # all that time it had company
+    await asyncio.gather(*load)
+    assert [difference(first, one) for one in seen] == [""] * len(seen)
+    noise = max(abs(a - b) for one in seen for a, b in zip(first.values, one.values, strict=True))
+    print(f"log probabilities differed by {noise:.4f} at most")
+
+
+async def test_its_fingerprint_with_other_weights_is_another(
+    real: Real, engine: VllmEngine, engine_dir: Path, tmp_path: Path
+) -> None:
+    # A CPU keeps its weights in a level-2 sleep. Weights that are not the model's own it can be given all the same.
+    make = [engine_dir / "venv/bin/python", Path(__file__).with_name("make_tiny_model.py"), tmp_path, "--seed", "1"]
+    await asyncio.to_thread(subprocess.run, make, check=True, stdout=subprocess.DEVNULL)
+    first = await fingerprint(engine)
+
+    async def load(path: Path) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        async with real.http() as http, http.post("/collective_rpc", json=body) as response:
+            assert response.status == 200, await response.text()
+
+    await load(tmp_path)
+    assert difference(first, await fingerprint(engine))
+    await load(engine_dir / "tiny")
+    assert difference(first, await fingerprint(engine)) == ""
+
+
 async def test_every_step_of_a_wake_may_be_repeated(real: Real, engine: VllmEngine) -> None:
     # A daemon that died in the middle begins anew; also on an engine that is awake and whole.
     before = await complete(real)
@@ -155,6 +213,8 @@ async def test_a_hung_core_is_hung_and_a_sleep_given_up_may_still_happen(real: R
         hung = await engine.probe(2.0)
         assert (hung.state, hung.served_names) == (EngineState.HUNG, AWAKE.served_names)
         assert hung.detail == "GET /is_sleeping: no answer in 2 s"
+        assert hung.progress
+        assert (await engine.probe(2.0)).progress == hung.progress  # it gets nowhere
         with pytest.raises(EngineError, match="no answer in 2 s"):
             await engine.sleep(1, 2.0)
     finally:

@@ -27,6 +27,8 @@ class FakeVllm:
     headers: dict[str, str] = field(default_factory=dict)
     #: Path -> the answer instead of the usual one; a status of 0 cuts the connection.
     faults: dict[str, Answer] = field(default_factory=dict)
+    #: Path -> the answer, by the body of the request.
+    answers: dict[str, Callable[[dict[str, object]], Answer]] = field(default_factory=dict)
     #: Paths that are never answered.
     hangs: set[str] = field(default_factory=set)
     #: Paths that are never answered and make an hour pass on the loop's clock: nobody has to wait a timeout out.
@@ -57,7 +59,10 @@ class FakeVllm:
             if isinstance(body, str):
                 return web.Response(status=status, text=body)
             return web.json_response(body, status=status)
-        status, body = self.usual(request)
+        if request.path in self.answers:
+            status, body = self.answers[request.path](self.bodies[-1])
+        else:
+            status, body = self.usual(request)
         return web.json_response(body, status=status, headers=self.headers)
 
     def usual(self, request: web.Request) -> Answer:

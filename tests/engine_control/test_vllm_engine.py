@@ -27,6 +27,17 @@ async def test_a_probe_only_reads(vllm: Fake, engine: VllmEngine) -> None:
     assert vllm.asked == ["GET /health", "GET /v1/models", "GET /is_sleeping"]
 
 
+async def test_the_end_of_a_sequence_asks_the_core_and_nothing_else(vllm: Fake, engine: VllmEngine) -> None:
+    await engine.sleep(1, LONG)
+    vllm.asked.clear()
+    assert (await engine.verify(LONG)).state is EngineState.ASLEEP
+    assert vllm.asked == ["GET /is_sleeping"]
+    await engine.wake_up((), LONG)
+    assert (await engine.verify(LONG)).state is EngineState.AWAKE
+    await vllm.stop()
+    assert (await engine.verify(LONG)).state is EngineState.UNREACHABLE
+
+
 async def test_an_asleep_engine_is_seen_as_asleep(vllm: Fake, engine: VllmEngine) -> None:
     await engine.sleep(1, LONG)
     assert (await engine.probe(LONG)).state is EngineState.ASLEEP

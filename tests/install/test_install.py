@@ -167,6 +167,18 @@ def test_what_a_newer_version_no_longer_has_goes_with_the_upgrade(home: Home) ->
     assert str(stale) not in manifest.read_text()
 
 
+def test_an_upgrade_leaves_the_environment_in_which_something_runs(home: Home) -> None:
+    home.install()
+    first = home.path / SHARE / "vllm-supervisord/venv-1"
+    with subprocess.Popen([first / "bin/python", "600"], executable="/bin/sleep") as running:
+        home.install()
+        assert first.exists()
+        running.kill()
+    home.install()
+    assert not first.exists()
+    assert (home.path / SHARE / "vllm-supervisord/venv/bin/vllmctl").exists()
+
+
 def test_sudo_is_refused_because_it_would_install_for_root(home: Home) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be mistaken for sudo")

@@ -9,6 +9,7 @@ from supervisord.launcher.explain import explanation, output_of, telling_line
     ("result", "code", "status", "expected"),
     [
         ("exit-code", "exited", "1", "engine exited with status 1: OOM"),
+        ("exit-code", "", "", "a command that its unit runs before the engine failed: OOM"),
         ("signal", "killed", "KILL", "engine was killed by SIGKILL: OOM"),
         ("core-dump", "dumped", "SEGV", "engine crashed with SIGSEGV: OOM"),
         ("protocol", "exited", "0", "engine exited with status 0 before it was ready: OOM"),

@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.machine
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIMIT = os.environ.get("LIMIT", "540")
+LIMIT = os.environ.get("LIMIT", "900")
 #: As root in the machine: the checkout into the user's home, then the scenario as that user.
 SCRIPT = """
 set -e
@@ -81,6 +81,22 @@ def copy_checkout(target: Path) -> None:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+
+
+def test_runs_from_the_checkout_under_the_running_user_manager_and_leaves_nothing(steps: Steps) -> None:
+    shown = steps.output("run")
+    assert "Runs under your user manager" in shown
+    assert "60 x 200" in shown
+    assert {replica["name"] for replica in steps.data("run-status")["replicas"]} == {"demo-a", "demo-b"}
+    assert "/run/user/1000/systemd/user/" in steps.output("run-unit")
+    steps.output("stop")
+    assert steps.output("after-stop") == ""
+    assert steps.output("files-after-stop") == steps.output("files-before")
+
+
+def test_does_not_run_over_an_installation_in_use(steps: Steps) -> None:
+    assert steps.status("run-beside") != 0
+    assert "is installed and in use" in steps.errors("run-beside")
 
 
 def test_installs_without_root_and_says_how_to_go_on(steps: Steps) -> None:

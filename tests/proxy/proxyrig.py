@@ -33,6 +33,8 @@ class FakeAdmission:
     def __init__(self) -> None:
         self.endpoints: dict[str, str] = {}
         self.asleep: set[str] = set()
+        #: Replicas that start anew after every failure: those who failed there may have them again.
+        self.restarts: set[str] = set()
         self.served_names: tuple[str, ...] = ("m", "alias")
         self.models: tuple[ListedModel, ...] = (listed("m", ("alias",)),)
         self.refusal: Refuse | None = None
@@ -96,7 +98,11 @@ class FakeAdmission:
 
     def _grant(self, choose: Chooser, exclude: frozenset[str]) -> Lease | None:
         in_flight = [lease.replica for lease in self.open.values()]
-        names = [name for name in self.endpoints if name not in self.asleep and name not in exclude]
+        gone = self.asleep | (exclude - self.restarts)
+        names = [name for name in self.endpoints if name not in gone]
+        names.sort(key=lambda name: name in exclude)
+        if names and names[0] not in exclude:
+            names = [name for name in names if name not in exclude]
         if not names:
             return None
         choice = choose([Candidate(name, in_flight.count(name), 0) for name in names])

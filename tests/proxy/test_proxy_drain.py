@@ -45,6 +45,25 @@ async def test_drain_without_requests_is_done_at_once(rig):
     await asyncio.wait_for(rig.proxy.drain(60), 1)
 
 
+async def test_a_client_that_was_let_in_and_has_not_asked_yet_is_answered(rig):
+    await rig.engine("a")
+    client = await rig.connect()
+    await rig.proxy.stop_accepting()
+    drained = asyncio.create_task(rig.proxy.drain(10))
+    await client.send(request_bytes())
+    answer = await client.response()
+    assert (answer.status, answer.header("connection")) == (200, "close")
+    await drained
+
+
+async def test_a_client_that_asks_nothing_does_not_hold_up_the_drain(rig, monkeypatch):
+    monkeypatch.setattr("proxy.server.FIRST_QUESTION", 0.01)
+    client = await rig.connect()
+    await asyncio.wait_for(rig.proxy.drain(60), 1)
+    await rig.proxy.stop()
+    assert await client.closed() == b""
+
+
 async def test_a_stream_that_outlives_the_drain_gets_an_error_event(rig, gate):
     await rig.engine("a", streaming(gate))
     client = await rig.send(request_bytes(STREAM))

@@ -312,3 +312,49 @@ async def test_requests_are_recorded_as_they_arrived(start: Start) -> None:
     assert (seen["method"], seen["path"]) == ("POST", "/v1/chat/completions")
     assert ["X-Custom", "kept"] in seen["headers"]
     assert (await client.state())["requests"]["POST /v1/chat/completions"] == 1
+
+
+async def test_completions_tell_the_log_probability_of_every_token(start: Start) -> None:
+    client = await start()
+    asked = {"model": "big", "prompt": "once upon a time", "max_tokens": 3, "logprobs": 0}
+    status, body = await client.post("/v1/completions", asked)
+    assert status == 200
+    (choice,) = body["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert told["text_offset"] == [0, len(told["tokens"][0]), len(told["tokens"][0] + told["tokens"][1])]
+    assert all(-1.0 < value <= 0.0 for value in told["token_logprobs"])
+    pairs = zip(told["tokens"], told["token_logprobs"], strict=True)
+    assert told["top_logprobs"] == [{token: value} for token, value in pairs]
+
+    async with client.session.post(f"{client.base}/v1/completions", json={**asked, "stream": True}) as response:
+        parts = [json.loads(data)["choices"][0]["logprobs"] for data in (await events(response))[:-1]]
+    for key in told:
+        assert [part[key][0] for part in parts] == told[key]
+
+
+async def test_an_echo_tells_the_log_probability_of_the_prompts_tokens_too(start: Start) -> None:
+    client = await start()
+    asked = {"model": "big", "prompt": "once upon a time", "max_tokens": 2, "logprobs": 0, "echo": True}
+    (choice,) = (await client.post("/v1/completions", asked))[1]["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert choice["text"].startswith("once upon a time")
+    assert told["tokens"][:4] == ["once", " upo", "n a ", "time"]
+    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+    assert all(-1.0 < value <= 0.0 for value in told["token_logprobs"][1:])
+
+
+async def test_no_log_probabilities_unless_asked_for_and_no_more_than_the_engine_gives(start: Start) -> None:
+    client = await start()
+    asked = {"model": "big", "prompt": "once upon a time", "max_tokens": 3}
+    assert (await client.post("/v1/completions", asked))[1]["choices"][0]["logprobs"] is None
+    status, body = await client.post("/v1/completions", {**asked, "logprobs": 21})
+    assert (status, body["error"]["type"]) == (400, "BadRequestError")
+
+
+async def test_a_pooling_model_has_no_routes_that_generate(start: Start) -> None:
+    client = await start("--runner", "pooling")
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        assert (await client.post(path, {"model": "big", "prompt": "hi"}))[0] == 404
+    assert (await client.post("/v1/embeddings", {"model": "big", "input": "hi"}))[0] == 200

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisord.core.canary import Fingerprint
 from supervisord.core.record import Phase, Record
 from supervisord.core.states import Hold
 from supervisord.statedir import StateDir, StateError
@@ -74,8 +75,10 @@ async def test_a_fresh_directory_is_private_and_empty(tmp_path: Path) -> None:
         assert state.load() == {}
         assert path.stat().st_mode & 0o777 == 0o700
         await state.save("r1", ASLEEP)
-        (file,) = (path / "replicas").iterdir()
-        assert file.stat().st_mode & 0o777 == 0o600
+        await state.save_fingerprint("r1", INVOCATION, Fingerprint((" seven",), (-0.125,)))
+        for folder in (path / "replicas", path / "canaries"):
+            (file,) = folder.iterdir()
+            assert (file.name, file.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == ("r1.json", 0o600, 0o700)
     finally:
         state.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,16 +32,19 @@ PROGRAMS = ROOT / ".venv" / "bin"
 SERVICE, SOCKET = "vllm-supervisord.service", "vllm-supervisord.socket"
 #: Seconds that anything may take before the test counts as failed; nothing is asserted about how long it took.
 LIMIT = 60.0
-#: What a test's engines do unless it says otherwise: everything quickly. Seconds.
+#: The engines' own seconds are short, so that those that nothing sets (the last one of a stop, say) are short as well.
+CLOCK_FACTOR = 0.2
+#: What a test's engines do unless it says otherwise: everything quickly. Seconds, real ones.
 QUICK: Mapping[str, object] = {
     "enable-sleep-mode": True,
     "sim-load-time": 0.1,
     "sim-sleep": 0.05,
     "sim-wake1": 0.1,
     "sim-wake2": 0.2,
-    "sim-tpot-base": 0.002,
+    "sim-tpot-base": 0.01,
     "sim-tpot-per-seq": 0.0,
 }
+_TIMES = ("sim-load-time", "sim-sleep", "sim-wake1", "sim-wake2", "sim-tpot-base", "sim-tpot-per-seq")
 #: Looks and back-offs as quick as the engines.
 SUPERVISOR = """\
 [supervisor]
@@ -49,6 +53,8 @@ probe_timeout = "2s"
 backoff_min = "300ms"
 drain_timeout = "20s"
 """
+#: What no supervisor may write, whatever is done to it.
+_TROUBLE = re.compile(r"^Traceback|^\S.*\b\w+Warning: |nobody foresaw|never awaited|never retrieved", re.MULTILINE)
 
 
 def model(
@@ -60,12 +66,13 @@ def model(
     **serve: object,
 ) -> str:
     """The TOML of one model with bundled, simulated replicas (by default one, of the model's name)."""
-    options = {key.replace("_", "-"): value for key, value in serve.items()}
+    options: dict[str, Any] = {**QUICK, **{key.replace("_", "-"): value for key, value in serve.items()}}
+    options |= {key: options[key] / CLOCK_FACTOR for key in _TIMES} | {"sim-clock-factor": CLOCK_FACTOR}
     tables = {
         f"models.{name}": dict(top or {}),
         f"models.{name}.idle": dict(idle or {}),
         f"models.{name}.wake": dict(wake or {}),
-        f"models.{name}.serve": {"engine": "simulator", "model": "simulated", **QUICK, **options},
+        f"models.{name}.serve": {"engine": "simulator", "model": "simulated", **options},
         **{f"models.{name}.replicas.{replica}": {} for replica in replicas or (name,)},
     }
     # JSON's texts, numbers, truths and lists are TOML's too.
@@ -382,8 +389,9 @@ class Product:
         rendered = self.folder / "units"
         render = [str(ROOT / "packaging" / "render"), str(rendered), str(PROGRAMS), f"127.0.0.1:{self.port}"]
         subprocess.run(render, check=True)
-        # What an installation says elsewhere, and, since there is no journal here, where output goes.
-        surroundings = f"Environment=XDG_CONFIG_HOME={self.folder}/config PYTHONDONTWRITEBYTECODE=1\n"
+        # This checkout's code, what an installation says elsewhere, and (there is no journal here) where output goes.
+        python = f"PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1"
+        surroundings = f"Environment=XDG_CONFIG_HOME={self.folder}/config {python}\n"
         for unit, log, more in (
             (SERVICE, "supervisor", f"Environment=STATE_DIRECTORY={self.state} PYTHONWARNINGS=default\n"),
             ("vllm@.service", "%i", f"Environment=VLLM_REPLICA_LOG={self.folder}/log/%i.log\nRestartSec=200ms\n"),
@@ -501,10 +509,10 @@ class Product:
         shutil.rmtree(self.runtime / "vllm", ignore_errors=True)
         wrong += [f"left running: {line}" for line in processes_of(str(self.folder), str(PROGRAMS / "vllm-"))]
         wrong += [f"left in the state directory: {left}" for left in self.state.rglob("*.tmp")]
-        for trouble in ("Traceback", "Warning:", "nobody foresaw", "never awaited", "never retrieved"):
-            if trouble in self.log():
-                wrong.append(f"{trouble!r} in the supervisor's log:\n{self.log()[-6000:]}")
-                break
+        trouble = _TROUBLE.search(self.log())
+        if trouble is not None:
+            around = slice(max(0, trouble.start() - 1000), trouble.end() + 4000)
+            wrong.append(f"{trouble[0]!r} in the supervisor's log:\n{self.log()[around]}")
         return wrong
 
 

@@ -12,7 +12,7 @@ CONFIG = "\n".join(
         model("napping"),
         model("offloaded"),
         model("loading", sim_load_time=4.0),
-        model("busy", "busy-a", "busy-b", sim_tpot_base=0.01),
+        model("busy", "busy-a", "busy-b"),
     ]
 )
 RESTARTS = 5

@@ -49,7 +49,7 @@ async def test_ready_means_name_owned_port_accepting_and_engines_adopted(stopped
 
 async def test_status_says_in_plain_words_what_goes_on(product, clients, fleet):
     await product.vllmctl("up", "first")
-    async with clients.stream("first", tokens=2000) as stream:  # about 4 s
+    async with clients.stream("first", tokens=300) as stream:  # about 3 s
         await stream.first_token()
         await until(lambda: show(SERVICE, "StatusText")["StatusText"] == "1/2 awake, 1 in flight", "a request in it")
     await until(lambda: show(SERVICE, "StatusText")["StatusText"] == "1/2 awake, 0 in flight", "it ended")

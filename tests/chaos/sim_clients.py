@@ -1,0 +1,171 @@
+"""Clients: the real relay between them and the simulated engines, and what each of them saw in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from sim_loop import Process
+from sim_ports import UpstreamPort
+
+from proxy.errors import Dialect, ProxyError
+from proxy.exchange import Outcome
+from proxy.facts import Facts
+from proxy.relay import Relay
+from supervisord.control import Failover
+from supervisord.core.admission import Choice
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+
+class Client:
+    """One request, and how long its sender will wait for the end of the answer. Seconds."""
+
+    def __init__(self, model: str, first_after: float, length: float, patience: float, *, stream: bool = False) -> None:
+        self.model, self.first_after, self.length, self.patience = model, first_after, length, patience
+        self.stream = stream
+        self.arrived = 0.0
+        self.answers: list[str] = []
+        #: From a refusal.
+        self.retry_after: float | None = None
+
+
+class SimExchange:
+    """As much of an exchange as the relay looks at."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.model, self.id = client, client.model, "r"
+        self.facts = Facts(client.model, client.stream)
+        self.outcome = Outcome()
+
+
+class SimReply:
+    """As much of a reply as the relay uses: what the client was told."""
+
+    dialect = Dialect.OPENAI
+
+    def __init__(self) -> None:
+        self.started = self.ended = self.broken = False
+
+    async def start(self, status: int, reason: str, headers: object) -> None:
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    async def comment(self) -> None:
+        self.started = True
+
+    async def end(self) -> None:
+        assert not self.ended, "an answer was ended twice"
+        self.ended = True
+
+    async def break_off(self, event: bytes) -> None:
+        self.broken = True
+        await self.end()
+
+
+class SpreadPolicy:
+    """Least in flight, first of equals."""
+
+    def choose(self, facts: Facts, candidates) -> Choice:
+        return Choice(min(candidates, key=lambda c: (c.in_flight, c.name)).name, "spread")
+
+    def forget(self, facts: Facts, replica: str) -> None:
+        pass
+
+
+class Clients:
+    """Those of one supervisor process."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+        self._open: dict[asyncio.Task[None], Client] = {}
+        #: Their connections are made, and the process has not seen them yet.
+        self._knocking: dict[Client, None] = {}
+        self._relay: Relay | None = None
+        self._policy = SpreadPolicy()
+        self._empty: asyncio.Event | None = None
+
+    def open(self, dispatcher, first_byte_timeout: float) -> None:
+        upstream = UpstreamPort(self._world, self._process, first_byte_timeout)
+        self._relay = Relay(dispatcher, upstream, self._failed_over, self._process.time)
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def count(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._open)
+
+    def knock(self, client: Client) -> None:
+        """A connection is made."""
+        self._knocking[client] = None
+
+    def arrive(self, client: Client, *, accepted: bool) -> None:
+        """The process sees the request of one that knocked; to be called inside the process."""
+        del self._knocking[client]
+        if not accepted:
+            self._world.outcome(client, "nobody listens")
+            return
+        client.arrived = self._world.now
+        assert self._empty is not None
+        self._empty.clear()
+        task = self._process.create_task(self._serve(client))
+        self._open[task] = client
+        task.add_done_callback(self._done)
+        self._world.later(client.patience, self._leave, task)
+
+    def cut(self) -> None:
+        """The process is gone, and every connection with it."""
+        for client in (*self._open.values(), *self._knocking):
+            if not client.answers:
+                self._world.outcome(client, "cut by a kill")
+        self._open.clear()
+        self._knocking.clear()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the streams in flight, then end the rest, as the proxy does."""
+        assert self._empty is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            for task in list(self._open):
+                task.cancel("shutting down")
+            await self._empty.wait()
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        if task in self._open and self._process.alive:
+            self._process.call_soon(task.cancel)
+
+    async def _serve(self, client: Client) -> None:
+        exchange, reply = SimExchange(client), SimReply()
+        assert self._relay is not None
+        try:
+            await self._relay.run(exchange, reply, self._policy, 15.0)
+            answer = "broken" if reply.broken or not reply.ended else "answered"
+        except ProxyError as error:
+            answer = f"{error.status} {error.code}"
+            client.retry_after = error.retry_after
+            supervisor = self._world.supervisor
+            if supervisor is not None and supervisor.process is self._process:
+                headed = client.stream and exchange.outcome.first_byte is not None
+                supervisor.checks.error_shown(client, answer, str(error), headed=headed)
+        except asyncio.CancelledError:
+            answer = "left"
+        self._world.outcome(client, answer)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        client = self._open.pop(task, None)
+        if not self._open and self._empty is not None:
+            self._empty.set()
+        if not task.cancelled() and task.exception() is not None:
+            self._world._error("a request failed in a way that nobody foresaw", task.exception())
+        elif client is not None and not client.answers:
+            # Cancelled before its first step ran.
+            self._world.outcome(client, "left")
+
+    def _failed_over(self, failover: Failover) -> None:
+        self._world.failovers += 1

@@ -1,0 +1,168 @@
+"""How each planned thing happens: clients, operators, people at the keyboard, and accidents."""
+
+from __future__ import annotations
+
+from random import Random
+
+from sim_clients import Client
+from sim_engine import EngineProcess
+from sim_plan import Item, changed
+from sim_systemd import Unit
+from sim_world import World
+
+from supervisord.control import Verb
+from supervisord.core.actions import Call
+from supervisord.core.spec import Config
+
+
+class Happenings:
+    """Carries items out in one world."""
+
+    def __init__(self, world: World, first: Config, seed: int) -> None:
+        self._world, self._first, self._seed = world, first, seed
+        self.clients: list[Client] = []
+
+    def happen(self, item: Item) -> None:
+        rng = Random(f"{self._seed} {item.name}")
+        self._world.say(f"* {item.kind}")
+        match item.kind:
+            case "request":
+                self._arrive([self._client(rng)])
+            case "flood":
+                one = self._client(rng)
+                self._arrive([self._like(one, rng) for _ in range(rng.choice((5, 20, 80, 200)))])
+            case "long request":
+                client = self._client(rng)
+                client.length, client.patience = rng.uniform(100.0, 6000.0), 7200.0
+                self._arrive([client])
+            case "command to a replica" | "command to a model":
+                self._command(item, rng)
+            case "reload":
+                self._world.config = changed(self._world.config, self._first, rng)
+                self._world.know(self._world.config)
+                self._reload(item)
+            case "kill":
+                self._note(item, "", "kill")
+                self._world.kill_supervisor(rng.choice((0, 1, 2, 3, 5, 8, 20, 50)))
+            case "terminate":
+                self._note(item, "", "terminate")
+                supervisor = self._world.supervisor
+                if supervisor is not None and supervisor.accepting:
+                    supervisor.process.call_soon(supervisor.terminate)
+            case "bus away":
+                self._note(item, "", "bus away")
+                self._world.lose_bus(rng.choice((0.05, 3.0, 8.0, 15.0, 60.0)), jobs_too=rng.random() < 0.5)
+            case "disk full":
+                self._note(item, "", "disk full")
+                self._world.disk.full = True
+                self._world.later(rng.choice((0.1, 5.0, 100.0)), self._disk_has_room)
+            case _:
+                self._to_a_unit(item, rng)
+
+    def _note(self, item: Item, place: str, what: str) -> None:
+        self._world.choices.record(place, item.name, what)
+
+    # --- clients ---
+
+    def _client(self, rng: Random) -> Client:
+        models = [model.name for model in self._world.config.models]
+        name = rng.choice(models) + rng.choice(("", "", "", "-alias"))
+        if rng.random() < 0.02:
+            name = "nobody"
+        patience = rng.choice((0.01, 1.0, 10.0, 120.0, 1000.0, 1000.0))
+        stream = rng.random() < 0.5
+        return Client(
+            name, rng.choice((0.001, 0.05, 1.0)), rng.choice((0.001, 0.1, 2.0, 20.0)), patience, stream=stream
+        )
+
+    def _like(self, one: Client, rng: Random) -> Client:
+        return Client(one.model, one.first_after * rng.uniform(0.5, 2.0), one.length, one.patience, stream=one.stream)
+
+    def _arrive(self, clients: list[Client]) -> None:
+        self.clients += clients
+        supervisor = self._world.supervisor
+        for client in clients:
+            if supervisor is None or not supervisor.accepting:
+                self._world.outcome(client, "nobody listens")
+            else:
+                supervisor.knock(client)
+
+    # --- operators ---
+
+    def _command(self, item: Item, rng: Random) -> None:
+        model = rng.choice(self._first.models)
+        verb = rng.choice([*Verb, Verb.START, Verb.WAKE, Verb.SLEEP])
+        level = rng.choice((1, 2))
+        target = model.name if item.kind == "command to a model" else rng.choice(model.replicas).name
+        self._note(item, "", f"operator: {verb}")
+        supervisor = self._world.supervisor
+        if supervisor is not None and supervisor.accepting:
+            supervisor.process.call_soon(supervisor.command, target, item.kind == "command to a model", verb, level)
+
+    def _reload(self, item: Item) -> None:
+        self._note(item, "", "reload")
+        supervisor = self._world.supervisor
+        if supervisor is not None and supervisor.accepting:
+            supervisor.process.call_soon(supervisor.reload)
+
+    # --- accidents, and people at the keyboard ---
+
+    def _disk_has_room(self) -> None:
+        self._world.disk.full = False
+
+    def _to_a_unit(self, item: Item, rng: Random) -> None:
+        names = [replica.unit for model in self._first.models for replica in model.replicas]
+        unit = self._world.units[rng.choice(names)]
+        engine = unit.engine
+        match item.kind:
+            case "engine dies" if engine is not None:
+                self._note(item, unit.name, "engine dies")
+                engine.die(rng.choice((0, 1)))
+            case "engine hangs" if engine is not None and engine.listening:
+                self._note(item, unit.name, "engine hangs")
+                engine.hang(rng.choice((1.0, 10.0, 100.0, None)))
+            case "sleep by hand" if engine is not None and engine.listening:
+                self._sleep_by_hand(item, unit, engine, rng.choice((1, 2)))
+            case "wake by hand" if engine is not None and engine.listening:
+                self._wake_by_hand(item, unit, engine)
+            case "systemctl":
+                verb = rng.choice(("start", "stop", "restart"))
+                if verb == "stop" or unit.load_state == "loaded":
+                    self._note(item, unit.name, f"systemctl {verb}")
+                    getattr(unit, verb)(lambda result: None)
+            case "unit masked":
+                self._note(item, unit.name, "unit masked")
+                unit.load_state = rng.choice(("masked", "not-found"))
+            case "unit unmasked":
+                unit.load_state = "loaded"
+            case _:
+                pass
+
+    def _sleep_by_hand(self, item: Item, unit: Unit, engine: EngineProcess, level: int) -> None:
+        """Left out: level 2 where the disk says that this run sleeps at level 1, or is on its way there.
+
+        Nobody can know of that but by having looked in between, and a kill makes that look undone. Where a canary is
+        compared after each wake it is not left out.
+        """
+        record = self._world.disk.get(unit.replica)
+        says_1 = record is not None and record.level == 1 and record.invocation == engine.invocation
+        if level == 2 and says_1 and not self._has_canary(unit, engine):
+            return
+        self._note(item, unit.name, f"slept by hand, level {level}")
+        engine.call(Call.SLEEP, level, (), "", 0.5, lambda error: None)
+
+    def _has_canary(self, unit: Unit, engine: EngineProcess) -> bool:
+        kept = self._world.disk.fingerprint_of(unit.replica, engine.invocation) is not None
+        return kept and any(
+            model.wake.canary for model in self._world.config.models for r in model.replicas if r.name == unit.replica
+        )
+
+    def _wake_by_hand(self, item: Item, unit: Unit, engine: EngineProcess) -> None:
+        """Left out: where the weights are gone and the disk does not say so, that is, where somebody's own sleep was
+        not seen yet (or its record not written). Between two looks nobody can know of both."""
+        record = self._world.disk.get(unit.replica)
+        says_2 = record is not None and record.level == 2 and record.invocation == engine.invocation
+        if not engine.whole and not says_2:
+            return
+        self._note(item, unit.name, "woken by hand")
+        engine.call(Call.WAKE_UP, 0, (), "", 0.5, lambda error: None)
