@@ -74,17 +74,18 @@ def admit(turn: Turn, name: str, choose: Chooser, exclude: frozenset[str], ticke
 
 
 def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
-    """Take a lease back; True when something may follow from it (the replica is empty, or failed its client)."""
+    """Take a lease back; True when something may follow (the replica is empty, or failed, or answers again)."""
     lease = turn.fleet.leases.pop(lease_id, None)
     if lease is None:
         raise LeaseError(f"lease {lease_id} is not in flight")
     replica = lease.replica
     replica.in_flight -= 1
     replica.idle_since = turn.now
+    revived = ending is Ending.COMPLETED and replica.health is Health.TRIAL
     if ending is Ending.COMPLETED:
         replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
-        if replica.health is Health.TRIAL:
-            replica.health, replica.trial_lease = Health.OK, 0
+        if revived:
+            replica.health = Health.OK  # and who waits for another replica need not any more
             turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
         model = turn.fleet.models.get(lease.model)
         if model is not None:
@@ -95,8 +96,9 @@ def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
             demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
         return True
     if replica.trial_lease == lease_id:
-        replica.trial_lease = 0  # its client left before anything was known: the next one is the trial
-    return replica.in_flight == 0
+        replica.trial_lease = 0  # where its client left before anything was known, the next one is the trial
+        return True
+    return replica.in_flight == 0 or revived
 
 
 def abandon(fleet: Fleet, ticket: int) -> bool:

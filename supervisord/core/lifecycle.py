@@ -81,6 +81,9 @@ def restart_broken(turn: Turn, replica: Replica, reason: str) -> None:
     """A step failed or the engine is dead: escalate to a restart of the unit, a bounded number of times."""
     replica.last_error = reason
     replica.escalations += 1
+    if turn.fleet.draining:
+        give_up(turn, replica, CommandFailure.SHUTTING_DOWN, f"{reason}; left to the supervisor after this one")
+        return
     if replica.escalations > MAX_ESCALATIONS:
         give_up(turn, replica, CommandFailure.WAKE_FAILED, f"{reason}; a restart of {replica.spec.unit} did not help")
         return
@@ -348,7 +351,7 @@ def save_record(turn: Turn, replica: Replica) -> None:
 def give_up(turn: Turn, replica: Replica, failure: CommandFailure, message: str, lines: Sequence[str] = ()) -> None:
     """The replica failed: back off, tell whoever wanted it, and find out what its unit said last."""
     up = replica.unit is not None and replica.unit.active_state not in ("inactive", "failed")
-    if replica.life is Life.STARTING and up:
+    if replica.life is Life.STARTING and up and not turn.fleet.draining:
         # systemd would try again by itself, at its own pace; the back-off is ours.
         turn.actions.append(
             RunUnitJob(replica.name, 0, replica.spec.unit, UnitVerb.STOP, turn.fleet.supervisor.stop_timeout)

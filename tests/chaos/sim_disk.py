@@ -68,6 +68,7 @@ class StorePort:
         takes = {"slow": 4.0, "stuck": 40.0}.get(fault, world.choices.latency("disk", 0.0005, 0.02))
         begin = max(world.now, self._free_at)
         self._free_at = begin + takes
+        world.at("write asked")
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # The write reaches the disk somewhere within its time, so that a kill finds it done or not.
         written = begin + takes * world.choices.fraction(f"written {begin}")
@@ -84,5 +85,6 @@ class StorePort:
             done.set_result("cannot save: no space left on device")
             return
         write()
+        self._world.at("written")
         if fault == "flush fails":
             done.set_result("cannot save: input/output error")

@@ -175,6 +175,18 @@ class EngineProcess:
         self.busy_until = begin + takes
         self.world.later(begin + takes - self.world.now, self._do, call, level, tags, fault, reply)
 
+    def by_hand(self, call: Call, level: int, may: Callable[[], bool]) -> None:
+        """Somebody's own call, in its turn; ``may`` is asked when it takes effect."""
+        begin = max(self.world.now, self.busy_until)
+        self.busy_until = begin + 0.5
+        self.world.later(begin + 0.5 - self.world.now, self._do_by_hand, call, level, may)
+
+    def _do_by_hand(self, call: Call, level: int, may: Callable[[], bool]) -> None:
+        if self.listening and not self.hung and may():
+            self._change(call, level, (), "")
+            self.judge()
+            self._go_on()
+
     def _do(self, call: Call, level: int, tags: tuple[str, ...], fault: str, reply: Reply) -> None:
         if self.dead:
             reply("the connection was closed without an answer")

@@ -12,7 +12,21 @@ from sim_world import World
 
 from supervisord.control import Verb
 from supervisord.core.actions import Call
+from supervisord.core.record import Record
 from supervisord.core.spec import Config
+
+#: Where a supervisor may be killed exactly: a step is asked for, reaches its engine, is done there, is answered ...
+POINTS = (
+    "call asked",
+    "call arrives",
+    "call done",
+    "answer",
+    "job asked",
+    "job done",
+    "write asked",
+    "written",
+    "told",
+)
 
 
 class Happenings:
@@ -43,7 +57,9 @@ class Happenings:
                 self._reload(item)
             case "kill":
                 self._note(item, "", "kill")
-                self._world.kill_supervisor(rng.choice((0, 1, 2, 3, 5, 8, 20, 50)))
+                self._world.kill_supervisor(rng.choice((0, 1, 2, 3, 5, 8, 20, 50, 300)))
+            case "kill at a step":
+                self._world.trap = (rng.choice(POINTS), rng.choice((0, 0, 1, 2, 4)), item.name)
             case "terminate":
                 self._note(item, "", "terminate")
                 supervisor = self._world.supervisor
@@ -144,12 +160,28 @@ class Happenings:
         Nobody can know of that but by having looked in between, and a kill makes that look undone. Where a canary is
         compared after each wake it is not left out.
         """
-        record = self._world.disk.get(unit.replica)
-        says_1 = record is not None and record.level == 1 and record.invocation == engine.invocation
-        if level == 2 and says_1 and not self._has_canary(unit, engine):
-            return
-        self._note(item, unit.name, f"slept by hand, level {level}")
-        engine.call(Call.SLEEP, level, (), "", 0.5, lambda error: None)
+
+        def may() -> bool:
+            says_1 = any(record.level == 1 for record in self._records(unit, engine))
+            if level == 2 and says_1 and not self._has_canary(unit, engine):
+                return False
+            self._note(item, unit.name, f"slept by hand, level {level}")
+            return True
+
+        engine.by_hand(Call.SLEEP, level, may)
+
+    def _memories(self, unit: Unit) -> list[Record | None]:
+        """What is written down about a replica, and what the living supervisor remembers of that."""
+        memories = [self._world.disk.get(unit.replica)]
+        supervisor = self._world.supervisor
+        fleet = supervisor.checks.fleet if supervisor is not None else None
+        if fleet is not None and unit.replica in fleet.replicas:
+            memories.append(fleet.replicas[unit.replica].record)
+        return memories
+
+    def _records(self, unit: Unit, engine: EngineProcess) -> list[Record]:
+        """Those that are about this run."""
+        return [r for r in self._memories(unit) if r is not None and r.invocation == engine.invocation]
 
     def _has_canary(self, unit: Unit, engine: EngineProcess) -> bool:
         kept = self._world.disk.fingerprint_of(unit.replica, engine.invocation) is not None
@@ -158,11 +190,17 @@ class Happenings:
         )
 
     def _wake_by_hand(self, item: Item, unit: Unit, engine: EngineProcess) -> None:
-        """Left out: where the weights are gone and the disk does not say so, that is, where somebody's own sleep was
-        not seen yet (or its record not written). Between two looks nobody can know of both."""
-        record = self._world.disk.get(unit.replica)
-        says_2 = record is not None and record.level == 2 and record.invocation == engine.invocation
-        if not engine.whole and not says_2:
-            return
-        self._note(item, unit.name, "woken by hand")
-        engine.call(Call.WAKE_UP, 0, (), "", 0.5, lambda error: None)
+        """Left out: where the weights are gone and the disk does not say so.
+
+        That is where somebody's own sleep was not seen yet, or is not written down: between two looks nobody can know
+        of both, and a request may be on its way. (So it is where the replica is believed to be awake.)
+        """
+
+        def may() -> bool:
+            says_2 = [record.level == 2 for record in self._records(unit, engine)]
+            if not engine.whole and not (all(says_2) and len(says_2) == len(self._memories(unit))):
+                return False
+            self._note(item, unit.name, "woken by hand")
+            return True
+
+        engine.by_hand(Call.WAKE_UP, 0, may)

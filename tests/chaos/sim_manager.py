@@ -80,6 +80,7 @@ class ManagerPort:
 
         self._lost = [future for future in self._lost if not future.done()]
         self._lost.append(result)
+        world.at("job asked")
         world.commanded(unit, verb)
         getattr(unit, verb)(done)
         if fault == "answer lost":
@@ -95,6 +96,7 @@ class ManagerPort:
         if self._world.bus_away:
             self._world.later(self._world.bus_back - self._world.now + 0.01, self._settle, result, outcome)
         else:
+            self._world.at("job done")
             result.set_result(outcome)
 
     def _lose(self, result: asyncio.Future[str]) -> None:
@@ -150,5 +152,6 @@ class ManagerPort:
         if self._world.bus_away:
             return  # everything is read again when it is back
         if again or self._told.get(unit.name) != reading:
+            self._world.at("told")
             self._told[unit.name] = reading
             self._process.call_soon(on_change, reading)

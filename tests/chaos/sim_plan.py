@@ -35,6 +35,7 @@ KINDS = {
     "command to a model": 3.0,
     "reload": 2.0,
     "kill": 2.0,
+    "kill at a step": 3.0,
     "terminate": 0.7,
     "engine dies": 2.0,
     "engine hangs": 1.0,
@@ -107,6 +108,9 @@ def _config(rng: Random) -> Config:
         sleep_timeout=rng.choice((10.0, 60.0)),
         stop_timeout=rng.choice((20.0, 60.0)),
         drain_timeout=rng.choice((1.0, 60.0)),
+        gpu_memory=rng.choice((None, None, 3, 4)),
+        nap_memory=rng.choice((None, None, 2)),
+        min_residency=rng.choice((0.0, 20.0, 60.0)),
     )
     count = rng.choice((1, 1, 2, 2, 3))
     models = tuple(_model(rng, name, interval) for name in ("chat", "embed", "big")[:count])
@@ -130,7 +134,10 @@ def _replica(rng: Random, model: str, number: int) -> ReplicaSpec:
     gpus = rng.choice(((0,), (1,), (number,), (0, 1), ()))
     bundled = rng.random() < 0.8
     unit = f"vllm@{name}.service" if bundled else f"{name}.service"
-    return ReplicaSpec(name, model, unit, f"unix:/run/vllm/{name}/engine.sock", bundled, gpus)
+    memory = rng.choice((None, 1, 2, 3))
+    return ReplicaSpec(
+        name, model, unit, f"unix:/run/vllm/{name}/engine.sock", bundled, gpus, memory, rng.choice((None, 1, 2))
+    )
 
 
 def changed(config: Config, first: Config, rng: Random) -> Config:

@@ -33,6 +33,7 @@ class EnginePort:
     def __init__(self, unit: Unit, process: Process) -> None:
         self.unit, self._process = unit, process
         self._world = unit.world
+        self._calls = 0
 
     async def probe(self, timeout: float) -> Probe:
         unit, world = self.unit, self._world
@@ -103,6 +104,9 @@ class EnginePort:
         fault = world.choices.fault(unit.name, str(call), CALL_FAULTS)
         if not self._process.alive:
             world.fail("13", f"a killed supervisor calls {call} of {unit.name}")
+        if self._calls:
+            world.fail("1", f"{call} of {unit.name} while another call is under way")
+        world.at("call asked")
         travel = world.choices.latency(f"{unit.name} call", 0.001, 0.02)
         if fault == "refused":
             await asyncio.sleep(travel)
@@ -115,17 +119,23 @@ class EnginePort:
         def reply(error: str | None) -> None:
             if error is not None and not done.done():
                 done.set_result(error)
+                world.at("call done")
 
         world.later(travel, self._arrive, call, level, tags, fault, takes, reply)
+        self._calls += 1
         try:
             async with asyncio.timeout(timeout):
                 error = await done
         except TimeoutError:
             error = f"no answer in {timeout:g} s"
+        finally:
+            self._calls -= 1
+        world.at("answer")
         if error:
             raise EngineError(f"{call}: {error}")
 
     def _arrive(self, call: Call, level: int, tags: tuple[str, ...], fault: str, takes: float, reply) -> None:
+        self._world.at("call arrives")
         engine = self.unit.engine
         if engine is None:
             reply("connection refused")

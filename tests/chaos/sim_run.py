@@ -16,7 +16,7 @@ from sim_world import Violation, World
 from supervisord.control import Verb
 from supervisord.core.idle import Rung, rung_due
 from supervisord.core.replica import OPERATING
-from supervisord.core.spec import IdleLadder
+from supervisord.core.spec import IdleLadder, ModelSpec
 from supervisord.core.states import Hold, Life
 
 #: More steps than any history needs: something goes round in circles.
@@ -125,7 +125,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
         return
     world.say("* the faults stop")
     world.choices.quiet = True
-    world.disk.full = False
+    world.disk.full, world.trap = False, None
     world.bus_back = 0.0
     for unit in world.units.values():
         unit.load_state = "loaded"
@@ -137,7 +137,8 @@ def _end_well(world: World, happenings: Happenings) -> None:
     _go_on(world, world.now + 2 * spec.start_timeout + 2 * spec.probe_interval + 300.0)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "the supervisor never accepts again")
     for model in world.config.models:
-        _answers(world, model.name)
+        if _has_room(world, model):
+            _answers(world, model.name)
     longest = 0.0
     for model in world.config.models:
         ladder = model.idle
@@ -145,6 +146,12 @@ def _end_well(world: World, happenings: Happenings) -> None:
     if world.violation is None:
         _go_on(world, world.now + longest + 300.0)
         _check_rest(world, happenings)
+
+
+def _has_room(world: World, model: ModelSpec) -> bool:
+    """At least one replica of it fits onto its GPUs when nothing else is there."""
+    capacity = world.config.supervisor.gpu_memory
+    return capacity is None or any((replica.gpu_memory or 0) <= capacity for replica in model.replicas)
 
 
 def _idle(world: World) -> bool:
@@ -167,7 +174,8 @@ def _answers(world: World, model: str) -> None:
     supervisor.process.call_soon(supervisor.command, model, True, Verb.START, 0)
     _go_on(world, world.now + 0.1)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, f"the start of {model} is never answered")
-    if world.violation is None and supervisor.last_answer != "done":
+    tight = world.config.supervisor.gpu_memory is not None  # then its replicas may take turns
+    if world.violation is None and supervisor.last_answer != "done" and not tight:
         world.fail("liveness", f"nothing is wrong any more, and the start of {model} ended '{supervisor.last_answer}'")
     for _ in range(4):
         if world.violation is not None:

@@ -15,6 +15,9 @@ from sim_systemd import Unit
 
 from supervisord.core.spec import Config
 
+#: Points within a callback of the supervisor's own: it is killed at the end of that one at the earliest.
+OWN_POINTS = ("call asked", "answer", "job asked", "write asked")
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -43,6 +46,8 @@ class World:
         self.supervisor: Supervisor | None = None
         self._past: list[Process] = []
         self.bus_back = 0.0
+        #: Where the supervisor is to be killed: the point, so many callbacks later, and what the choice is called.
+        self.trap: tuple[str, int, str] | None = None
         self.violation: Violation | None = None
         self.steps = 0
         self.jobs_by_verb: Counter[str] = Counter()
@@ -139,6 +144,20 @@ class World:
         """SIGKILL after so many more of its callbacks."""
         if self.supervisor is not None:
             self.supervisor.process.kill_after(callbacks, self._killed)
+
+    def at(self, point: str) -> None:
+        """Something is just being done; a trap set for it closes."""
+        if self.trap is not None and self.trap[0] == point and self.supervisor is not None:
+            _, callbacks, name = self.trap
+            self.trap = None
+            self.choices.record("", name, f"kill at: {point}")
+            if point in OWN_POINTS:
+                self.supervisor.process.kill_after(callbacks, self._killed)
+            elif callbacks:
+                self.supervisor.process.kill_after(callbacks - 1, self._killed)
+            else:
+                self.supervisor.process.kill()
+                self._killed()
 
     def _killed(self) -> None:
         self.kills += 1

@@ -1,8 +1,9 @@
 """What random histories (tests/chaos) found, each in its shortest form."""
 
-from world import IdleLadder, Life, ShutDown, Verb, World, model
+from world import IdleLadder, Life, Phase, ShutDown, Verb, World, model
 
 from supervisord.core.actions import Call, CallEngine, Persist, ProbeEngine, RunUnitJob
+from supervisord.core.admission import Ending, Lease
 from supervisord.core.events import UnitChanged
 from supervisord.core.step import next_due
 
@@ -72,3 +73,29 @@ def test_the_clock_of_an_idle_rung_stands_still_while_shutting_down():
     world.do(ShutDown())
     world.later(1)
     assert next_due(world.fleet) > world.now  # it would be due for ever, and never taken
+
+
+def test_who_waits_for_another_start_is_let_in_when_a_replica_on_trial_answers_again():
+    world = World(model(replicas=("a", "b")), running=("a",))
+    world.run()
+    long, failed = world.admit(), world.admit()
+    world.finish(failed, Ending.CONNECT_FAILED, "reset")
+    world.later(0.1)  # a look, and the replica is on trial
+    trial = world.admit()
+    assert isinstance(trial, Lease)
+    world.command("b", Verb.START)
+    ticket = world.admit()
+    assert isinstance(ticket, int)
+    world.finish(trial)
+    assert world.outcomes[ticket].replica == "a"
+    assert long.id in world.open
+
+
+def test_a_wake_that_fails_during_the_shutdown_starts_nothing():
+    world = asleep_world(level=2)
+    world.admit()
+    world.complete(world.pending[0])
+    world.do(ShutDown())
+    world.complete(world.pending_of(CallEngine)[0], error="out of memory")
+    assert not world.pending_of(RunUnitJob)
+    assert world.disk["a"].phase is Phase.WAKING  # the next supervisor finishes it

@@ -1,33 +1,28 @@
 """The life of one replica, each test one promise."""
 
 import pytest
-from world import Call, CallEngine, IdleLadder, Life, Phase, Record, ShutDown, Verb, WakeLimits, World, model
+from world import (
+    Call,
+    CallEngine,
+    IdleLadder,
+    Life,
+    Phase,
+    Record,
+    ShutDown,
+    Verb,
+    WakeLimits,
+    World,
+    asleep_world,
+    model,
+    ready_world,
+)
 
 from supervisord.core import step
 from supervisord.core.actions import CommandFailure, NoteKind, Persist, RunUnitJob, UnitVerb
 from supervisord.core.admission import Ending, Lease, RefusalCode, Refuse
 from supervisord.core.admit import LeaseError
-from supervisord.core.events import UnitChanged
 from supervisord.core.record import Phase as RecordPhase
 from supervisord.core.states import Health, Hold
-
-LADDER = IdleLadder(sleep1=600, sleep2=3600, stop=28800)
-
-
-def ready_world(**options) -> World:
-    world = World(model(idle=options.pop("idle", LADDER), **options), running=("a",))
-    world.run()
-    assert world.life() is Life.READY
-    return world
-
-
-def asleep_world(level=1, **options) -> World:
-    world = ready_world(**options)
-    ticket = world.command("a", Verb.SLEEP, level)
-    world.run()
-    assert world.answers[ticket].failure is None
-    assert world.life() is Life.ASLEEP
-    return world
 
 
 def test_a_running_engine_is_adopted_and_not_restarted():
@@ -312,60 +307,12 @@ def test_a_dead_engine_under_an_active_unit_is_restarted():
     assert world.life() is Life.READY
 
 
-def test_down_holds_until_up():
-    world = ready_world()
-    down = world.command("a", Verb.STOP)
-    world.run()
-    assert world.answers[down].failure is None
-    refusal = world.admit()
-    assert refusal.code is RefusalCode.MODEL_HELD
-    assert world.disk["a"].hold is Hold.DOWN
-    up = world.command("a", Verb.START)
-    world.run()
-    assert world.answers[up].failure is None
-    assert isinstance(world.admit(), Lease)
-    assert world.disk == {}
-
-
-def test_a_hold_outlives_the_daemon():
-    record = Record(0, Phase.SETTLED, "", Hold.DOWN, 0.0)
-    world = World(model(), records={"a": record})
-    assert world.admit().code is RefusalCode.MODEL_HELD
-
-
-def test_drain_keeps_the_engine_running_without_requests():
-    world = World(model(replicas=("a", "b")), running=("a", "b"))
-    world.run()
-    lease = world.admit()
-    ticket = world.command(lease.replica, Verb.DRAIN)
-    assert ticket not in world.answers
-    world.finish(lease)
-    assert world.answers[ticket].failure is None
-    assert all(world.admit().replica != lease.replica for _ in range(3))
-
-
-def test_shutting_down_refuses_who_waits_and_who_comes():
-    world = asleep_world()
-    ticket = world.admit()
-    world.do(ShutDown())
-    assert world.outcomes[ticket].code is RefusalCode.ROUTER_SHUTTING_DOWN
-    assert world.admit().code is RefusalCode.ROUTER_SHUTTING_DOWN
-
-
 def test_an_awake_replica_answers_whoever_was_accepted_before_the_shutdown_and_nobody_is_woken_for_them():
     world = World(model(replicas=("a", "b")), running=("a",))
     world.run()
     world.do(ShutDown())
     leases = [world.admit() for _ in range(10)]
     assert {lease.replica for lease in leases} == {"a"}
-    assert not world.pending_of(RunUnitJob)
-
-
-def test_nothing_is_started_during_shutdown():
-    world = World(model())
-    world.do(ShutDown())
-    world.command("a", Verb.START)
-    world.later(100)
     assert not world.pending_of(RunUnitJob)
 
 
@@ -401,41 +348,6 @@ def test_a_lease_is_returned_once():
     world.open[lease.id] = lease
     with pytest.raises(LeaseError):
         world.finish(lease)
-
-
-def test_a_unit_stopped_by_somebody_is_left_stopped_until_a_request():
-    world = ready_world()
-    world.engines["a"].stop()
-    world.drift("a")
-    assert world.life() is Life.STOPPED
-    world.later(60)
-    assert world.engines["a"].run == 1
-    ticket = world.admit()
-    world.run()
-    assert isinstance(world.outcomes[ticket], Lease)
-
-
-def test_a_late_reading_of_the_run_that_we_stopped_is_no_news():
-    world = ready_world()
-    late = world.engines["a"].status()
-    world.command("a", Verb.STOP)
-    world.run()
-    world.do(UnitChanged("a", late))
-    assert world.life() is Life.STOPPED
-
-
-def test_an_engine_without_dev_mode_is_only_stopped():
-    world = World(model(idle=LADDER), running=("a",))
-    world.engines["a"].can_sleep = False
-    world.run()
-    ticket = world.command("a", Verb.SLEEP, 1)
-    assert world.answers[ticket].failure is CommandFailure.SLEEP_UNSUPPORTED
-    world.later(3700)
-    world.run()
-    assert world.life() is Life.READY
-    world.later(28800 - 3700 + 1)
-    world.run()
-    assert world.life() is Life.STOPPED
 
 
 def test_without_the_intent_on_disk_nothing_is_done():

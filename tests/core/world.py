@@ -286,7 +286,29 @@ class World:
         return [action for action in self.pending if isinstance(action, kind)]
 
 
+LADDER = IdleLadder(sleep1=600, sleep2=3600, stop=28800)
+
+
+def ready_world(**options) -> World:
+    """One replica, ready, with the usual ladder; ``options`` as for ``model``."""
+    world = World(model(idle=options.pop("idle", LADDER), **options), running=("a",))
+    world.run()
+    assert world.life() is Life.READY
+    return world
+
+
+def asleep_world(level=1, **options) -> World:
+    """The same, asleep at ``level``."""
+    world = ready_world(**options)
+    ticket = world.command("a", Verb.SLEEP, level)
+    world.run()
+    assert world.answers[ticket].failure is None
+    assert world.life() is Life.ASLEEP
+    return world
+
+
 __all__ = [
+    "LADDER",
     "Action",
     "Answer",
     "Call",
@@ -306,5 +328,7 @@ __all__ = [
     "Verb",
     "WakeLimits",
     "World",
+    "asleep_world",
     "model",
+    "ready_world",
 ]
