@@ -222,9 +222,7 @@ class ClientConnection(asyncio.Protocol):
     def body_limit(self, began: float, size: int) -> None:
         """A body is on its way since ``began``: it may pause, and be slow, but not for ever."""
         timeout = self._server.spec.client_body_timeout
-        self._deadline = min(self._loop.time(), began + size / SLOWEST_BODY) + timeout
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._tick)
+        self._limit_at(min(self._loop.time(), began + size / SLOWEST_BODY) + timeout)
 
     def no_limit(self) -> None:
         """A request is being answered."""
@@ -313,7 +311,10 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def _limit(self, seconds: float) -> None:
-        deadline = self._deadline = self._loop.time() + seconds
+        self._limit_at(self._loop.time() + seconds)
+
+    def _limit_at(self, deadline: float) -> None:
+        self._deadline = deadline
         if self._timer is not None and self._timer.when() > deadline:
             self._timer.cancel()
             self._timer = None

@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_while_it_pipelines_is_seen(rig):
 
     engine = await rig.engine("a", wait)
     client = await rig.send(request_bytes() * 3)
-    await rig.until(lambda: rig.admission.open)
+    await asyncio.wait_for(engine.arrived.wait(), PATIENCE)
     client.reset()
     await asyncio.wait_for(engine.lost.wait(), PATIENCE)
     await rig.until(lambda: rig.admission.endings == [("a", Ending.CLIENT_GONE)])
