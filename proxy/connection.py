@@ -1,51 +1,70 @@
-"""The client's side of the public port, by aiohttp's server: connections, request bodies, responses."""
+"""The client's side of the public port: one asyncio protocol per connection, one request at a time, in order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import Callable, Coroutine
+from email.utils import formatdate
+from typing import Any, cast
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
-from multidict import CIMultiDict
-
-from proxy.body import Body, decoder_for, too_large
-from proxy.errors import Dialect, ProxyError, bad_request, error_body
-from proxy.exchange import ClientGone
-from proxy.headers import Headers
+from proxy.chunks import ChunkError, Chunks
+from proxy.client import HttpClient
+from proxy.errors import Dialect, ProxyError, bad_request, error_body, error_headers
+from proxy.exchange import Source
+from proxy.headers import HeadError, RequestHead
+from proxy.heads import parse_request, too_long
 from supervisord.core.spec import ProxySpec
 
 log = logging.getLogger("proxy.access")
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[["HttpRequest", HttpClient], Coroutine[Any, Any, None]]
 
-#: Longest request line, and longest header field, bytes.
-_MAX_HEAD_LINE = 64 * 1024
-#: Seconds that the rest of a refused body is read and dropped, so that the client can read the refusal.
-_LINGER = 5.0
+#: Bytes of a response that may be unsent before its source is held.
+WRITE_BUFFER = 64 * 1024
+#: Bytes received beyond the request in hand before reading stops (and with it the sight of the client's leaving).
+READ_AHEAD = 256 * 1024
+#: Seconds that a connection being closed is given: to send what it has, and for a refused client to read why.
+LINGER = 5.0
 #: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
 #: takes four); some to spare.
 _TURNS_TO_BEGIN = 10
+#: A body must come with so many bytes a second on the whole, after its first ``client_body_timeout`` seconds.
+SLOWEST_BODY = 1024
 
 
-class ClientServer(web.Server):
-    """Makes a connection's protocol; ``spec`` is read for each new one."""
+class ClientServer:
+    """The connections of a port; ``spec`` is read whenever a limit is needed."""
 
     def __init__(self, handler: Handler, spec: ProxySpec) -> None:
-        super().__init__(handler, handler_cancellation=True)
+        self.handler = handler
         self.spec = spec
+        self.connections: set[ClientConnection] = set()
+        #: Handlers under way, also those whose connection is lost.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._all_lost = asyncio.Event()
         self._silent: set[ClientConnection] = set()
         self._all_heard = asyncio.Event()
+        self._date, self._date_of = b"", 0
 
     def __call__(self) -> ClientConnection:
-        return ClientConnection(self, self.spec)
+        return ClientConnection(self)
+
+    async def close(self, patience: float) -> None:
+        """Close the connections; those that have not sent everything after ``patience`` seconds are cut."""
+        for connection in list(self.connections):
+            connection.close()
+        if not await self._closed_within(patience):
+            for connection in list(self.connections):
+                connection.transport.abort()
+            await self._closed_within(patience)
+        if self.tasks:
+            await asyncio.wait(self.tasks)
 
     def connected(self, connection: ClientConnection) -> None:
         """A client is there, and has asked nothing yet."""
+        self.connections.add(connection)
         self._silent.add(connection)
 
     def heard(self, connection: ClientConnection) -> None:
@@ -62,178 +81,386 @@ class ClientServer(web.Server):
             self._all_heard.clear()
             await self._all_heard.wait()
 
+    def lost(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        self.heard(connection)
+        if not self.connections:
+            self._all_lost.set()
 
-class ClientConnection(web.RequestHandler):
-    """One client connection: aiohttp's, with a time limit for a request's head and our shape of errors."""
+    async def _closed_within(self, patience: float) -> bool:
+        try:
+            async with asyncio.timeout(patience):
+                while self.connections:
+                    self._all_lost.clear()
+                    await self._all_lost.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    __slots__ = ("_busy", "_clients", "_head_timeout", "_head_timer")
+    def date(self) -> bytes:
+        """The Date line of a response that has none (RFC 9110 6.6.1)."""
+        now = int(time.time())
+        if now != self._date_of:
+            self._date, self._date_of = f"Date: {formatdate(now, usegmt=True)}\r\n".encode(), now
+        return self._date
 
-    def __init__(self, server: ClientServer, spec: ProxySpec) -> None:
-        super().__init__(
-            server,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=spec.keepalive,
-            access_log=None,  # type: ignore[arg-type]  # aiohttp's own way to say "none"
-            max_line_size=_MAX_HEAD_LINE,
-            max_field_size=_MAX_HEAD_LINE,
-            lingering_time=_LINGER,
-            auto_decompress=False,
-        )
-        self._head_timeout = spec.client_header_timeout
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._busy = False
-        self._clients = server
+
+class ClientConnection(asyncio.Protocol):
+    """Bytes to requests and back; see the module."""
+
+    def __init__(self, server: ClientServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        #: Whether nobody is there to be answered.
+        self.gone = False
+        self._lost = False
+        self._request: HttpRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._buffer = b""
+        self._head_began = False
+        self._reading = True
+        self._discarding = False
+        self._closing = False
+        #: Whether the client does not read what it is sent.
+        self.write_paused = False
+        self._drained: asyncio.Future[None] | None = None
+        self._source: Source | None = None
+        # One timer for all limits, of which one applies at a time: None while a request is answered.
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # what the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._clients.connected(self)
-        self._expect_head()
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self.transport.set_write_buffer_limits(WRITE_BUFFER)
+        server = self._server
+        crowded = len(server.connections) >= server.spec.max_connections
+        server.connected(self)
+        if crowded:
+            full = f"this port serves {server.spec.max_connections} connections at a time"
+            self._refuse(ProxyError(503, "too_many_connections", full, retry_after=1.0))
+        else:
+            self._limit(server.spec.client_header_timeout)
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy and self._head_timer is None:
-            self._expect_head()
-        super().data_received(data)
+        request = self._request
+        if self._discarding:
+            return
+        if request is None:
+            self._head_comes(self._buffer + data if self._buffer else data)
+        elif request.receiving:
+            request.feed(data)
+        else:
+            self._buffer += data
+            if len(self._buffer) > READ_AHEAD and self._reading:
+                self._reading = False
+                self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        # vLLM takes a half-close for the client's leaving, and so does the protocol of its clients.
+        self._leave()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._head_arrived()
-        self._clients.heard(self)
-        super().connection_lost(exc)
+        if self._lost:
+            return
+        self._lost = True
+        self._server.lost(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._leave()
 
-    def request_begins(self) -> None:
-        """A request's head is complete."""
-        self._busy = True
-        self._head_arrived()
-        self._clients.heard(self)
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._source is not None:
+            self._source.hold()
 
-    def request_ends(self) -> None:
-        """The next bytes begin another head."""
-        self._busy = False
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._source is not None:
+            self._source.release()
 
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """What aiohttp itself refuses, malformed HTTP above all: nothing of it reached a handler of ours."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("a response has begun, it cannot become an error")
-        error = ProxyError(status, status, f"cannot parse the request: {(message or 'malformed').splitlines()[0]}")
-        log.info("status=%d detail=%r", status, error.message)
-        response = web.Response(status=status, body=error_body(error, Dialect.OPENAI), content_type="application/json")
-        response.force_close()
-        return response
+    # what requests and responses ask for
 
-    def _expect_head(self) -> None:
-        self._head_timer = asyncio.get_running_loop().call_later(self._head_timeout, self.force_close)
+    async def drained(self) -> None:
+        """Wait until the client has read enough."""
+        while self.write_paused and not self._lost:
+            self._drained = self._loop.create_future()
+            await self._drained
 
-    def _head_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def connect(self, source: Source | None) -> None:
+        """Tell ``source`` when the client reads and when not."""
+        self._source = source
+        if source is not None and self.write_paused:
+            source.hold()
+
+    def date(self) -> bytes:
+        """See ``ClientServer.date``."""
+        return self._server.date()
+
+    def take_buffer(self) -> bytes:
+        """What came after the head of the request in hand."""
+        data, self._buffer = self._buffer, b""
+        if not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+        return data
+
+    def put_back(self, data: bytes) -> None:
+        """What came after the body: the next request."""
+        self._buffer = data
+
+    def discard(self) -> None:
+        """Nothing that comes from now on can be understood, or is wanted."""
+        self._discarding = True
+        self._buffer = b""
+
+    def body_limit(self, began: float, size: int) -> None:
+        """A body is on its way since ``began``: it may pause, and be slow, but not for ever."""
+        timeout = self._server.spec.client_body_timeout
+        self._limit_at(min(self._loop.time(), began + size / SLOWEST_BODY) + timeout)
+
+    def no_limit(self) -> None:
+        """A request is being answered."""
+        self._deadline = None
+
+    def request_ends(self, request: HttpRequest, client: HttpClient) -> None:
+        """The handler is done."""
+        self._request = self._task = self._source = None
+        if self._lost:
+            return
+        if self._closing or not client.over:
+            self.transport.abort()
+        elif client.closes or not (request.complete or request.skip()):
+            self._close(linger=not request.complete or bool(self._buffer))
+        elif self.gone:
+            self._close(linger=False)
+        else:
+            self._limit(self._server.spec.keepalive)
+            if self._buffer or not self._reading:
+                self._head_comes(self.take_buffer())
+
+    def close(self) -> None:
+        """Close if idle, after what was sent is read; a request in hand is not waited for."""
+        self._leave()
+        if not self._lost:
+            self._close(linger=False)
+
+    # inside
+
+    def _head_comes(self, data: bytes) -> None:
+        if data.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line before a request is not an error
+            data = data[2:]
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._buffer = data
+            if (error := too_long(data)) is not None:
+                self._refuse_head(error)
+            elif data and not self._head_began:  # the time for a head counts from its first byte
+                self._head_began = True
+                self._limit(self._server.spec.client_header_timeout)
+            return
+        self._buffer, self._head_began = data[end + 4 :], False
+        try:
+            head = parse_request(data[: end + 4])
+        except HeadError as error:
+            self._refuse_head(error)
+            return
+        self._deadline = None
+        self._server.heard(self)
+        request = self._request = HttpRequest(self, head)
+        task = self._task = self._loop.create_task(self._server.handler(request, HttpClient(self, head)))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
+
+    def _refuse_head(self, error: HeadError) -> None:
+        message = str(error).splitlines()[0] if str(error) else "malformed"
+        self._refuse(ProxyError(error.status, error.status, f"cannot parse the request: {message}"))
+
+    def _refuse(self, error: ProxyError) -> None:
+        """Answer what is no request, and close."""
+        log.info("status=%d detail=%r", error.status, error.message)
+        body = error_body(error, Dialect.OPENAI)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in error_headers(error))
+        head = f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n{lines}Content-Length: {len(body)}\r\n"
+        self.transport.write(head.encode() + self.date() + b"Connection: close\r\n\r\n" + body)
+        self._close(linger=True)
+
+    def _leave(self) -> None:
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._lost and not self._discarding:
+            self._close(linger=False)
+
+    def _close(self, *, linger: bool) -> None:
+        """Close after what was sent. ``linger``: the client may still be sending, and a reset would lose the answer."""
+        self.discard()
+        self._closing = True
+        self._limit(LINGER)
+        if linger and not self.gone and self.transport.can_write_eof():
+            self.transport.write_eof()
+            if not self._reading:
+                self._reading = True
+                self.transport.resume_reading()
+        else:
+            self.transport.close()
+
+    def _limit(self, seconds: float) -> None:
+        self._limit_at(self._loop.time() + seconds)
+
+    def _limit_at(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._timer is not None and self._timer.when() > deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self._deadline > self._loop.time():
+            self._timer = self._loop.call_at(self._deadline, self._tick)
+        elif self._request is not None and self._request.receiving:
+            self._deadline = None
+            self._request.fail(ProxyError(408, "request_timeout", "the request body comes too slowly"))
+        else:
+            self.transport.abort()
 
 
-class HttpClient:
-    """See ``proxy.exchange.Client``."""
+_PHRASES = {
+    400: "Bad Request",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
-        self._response: web.StreamResponse | None = None
-        self._close_after = False
-        self._over = False
+
+class HttpRequest:
+    """See ``proxy.exchange.Request``."""
+
+    __slots__ = (
+        "_began",
+        "_chunks",
+        "_connection",
+        "_consume",
+        "_error",
+        "_left",
+        "_size",
+        "_waiter",
+        "complete",
+        "head",
+        "receiving",
+    )
+
+    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.head = head
+        self.receiving = False
+        self.complete = head.length == 0
+        self._connection = connection
+        self._left = head.length or 0
+        self._chunks = Chunks() if head.length is None else None
+        self._consume: Callable[[bytes], None] = _ignore
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ProxyError | None = None
+        self._began, self._size = 0.0, 0
 
     @property
-    def started(self) -> bool:
-        """Whether a status was sent."""
-        return self._response is not None
+    def gone(self) -> bool:
+        """Whether the client has left."""
+        return self._connection.gone
 
     @property
-    def response(self) -> web.StreamResponse:
-        """What aiohttp wants back from a handler."""
-        assert self._response is not None
-        return self._response
+    def task(self) -> asyncio.Task[None] | None:
+        """Its handler's task."""
+        return self._connection._task
 
-    async def start(self, status: int, reason: str, headers: Headers) -> None:
-        """Send the head; at once if more is to come later, with the first bytes of the body if its length is known."""
-        self._response = response = web.StreamResponse(status=status, reason=reason, headers=CIMultiDict(headers))
-        if self._close_after:
-            response.force_close()
-        try:
-            await response.prepare(self._request)
-            if "content-length" not in response.headers and self._request.method != "HEAD":
-                await response.write(b"")
-        except ConnectionError as error:
-            raise ClientGone from error
+    def ask_for_body(self) -> None:
+        """Send 100 Continue, unless the body is coming already."""
+        if not self.complete and not self._connection._buffer:
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def write(self, data: bytes) -> None:
-        """Send bytes of the body, waiting while more than aiohttp's 64 kB are unsent."""
-        if self._request.method == "HEAD" or not data:
+    async def receive(self, consume: Callable[[bytes], None]) -> None:
+        """Give the body to ``consume`` as it comes; raises its ``ProxyError``, or 400, 408."""
+        if self.complete:
             return
-        try:
-            await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def end(self) -> None:
-        """The response is whole."""
-        if self._over:
+        self._consume, self.receiving = consume, True
+        loop = asyncio.get_running_loop()
+        self._began = loop.time()
+        self.feed(self._connection.take_buffer())
+        if self._error is not None:
+            raise self._error
+        if self.complete:
             return
-        self._over = True
+        self._waiter = loop.create_future()
         try:
-            await self.response.write_eof()
-        except ConnectionError as error:
-            raise ClientGone from error
+            await self._waiter
+        finally:
+            self._waiter = None
+            self._connection.no_limit()
+            if not self.complete:
+                self.receiving = False
+                self._connection.discard()
 
-    def close_after(self) -> None:
-        """Close the connection when the response has ended."""
-        self._close_after = True
-        if self._response is not None:
-            self._response.force_close()
+    def feed(self, data: bytes) -> None:
+        """Bytes from the connection, while ``receiving``."""
+        try:
+            if self._chunks is not None:
+                for piece in self._chunks.take_out(data):
+                    self._consume(piece)
+                if self._chunks.done:
+                    self._ends(self._chunks.excess)
+                self._size += len(data)
+            else:
+                size = len(data)
+                if size >= self._left:
+                    self._consume(data[: self._left])
+                    self._ends(data[self._left :])
+                else:
+                    self._left -= size
+                    self._size += size
+                    if size:
+                        self._consume(data)
+        except ChunkError as error:
+            self.fail(bad_request(f"cannot read the request body: {error}"))
+        except ProxyError as error:
+            self.fail(error)
+        if self.receiving:
+            self._connection.body_limit(self._began, self._size)
 
-    def cut(self) -> None:
-        """Close the connection in the middle of the response; where only its close would end it, reset it."""
-        self._over = True
-        transport = self._request.transport
-        if transport is None:
-            return
-        if self._response is not None and not self._response.chunked and self._response.content_length is None:
-            sock = transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
+    def fail(self, error: ProxyError) -> None:
+        """The body is no more wanted."""
+        self._error = error
+        self.receiving = False
+        self._connection.discard()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def skip(self) -> bool:
+        """Drop the body if all of it is here already; returns whether it was."""
+        if self._error is None and not self._connection._discarding:
+            self._consume, self._waiter = _ignore, None
+            self.receiving = True
+            self.feed(self._connection.take_buffer())
+            self.receiving = False
+        return self.complete
+
+    def ends(self, client: HttpClient) -> None:
+        """The handler is done with it."""
+        self._connection.request_ends(self, client)
+
+    def _ends(self, rest: bytes) -> None:
+        self.complete, self.receiving = True, False
+        self._connection.put_back(rest)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
-async def receive_body(request: web.BaseRequest, spec: ProxySpec, spool_after: int | None) -> tuple[Body, bool]:
-    """The request's body, decoded, and whether it was compressed; raises ``ProxyError`` or ``ClientGone``."""
-    decoder = decoder_for(",".join(request.headers.getall("Content-Encoding", ())))
-    if request.content_length is not None and request.content_length > spec.max_body:
-        raise too_large(spec.max_body)
-    _answer_expectation(request)
-    body = Body(spec.max_body, spool_after)
-    try:
-        async for data in _received(request):
-            for piece in decoder.feed(data) if decoder else (data,):
-                body.append(piece)
-        if decoder:
-            decoder.finish()
-    except BaseException:
-        body.close()
-        raise
-    return body, decoder is not None
-
-
-async def _received(request: web.BaseRequest) -> AsyncIterator[bytes]:
-    try:
-        while data := await request.content.readany():
-            yield data
-    except ConnectionError as error:
-        raise ClientGone from error
-    except (RequestPayloadError, HttpProcessingError) as error:
-        raise bad_request(f"cannot read the request body: {error}") from error
-
-
-def _answer_expectation(request: web.BaseRequest) -> None:
-    """100-continue is between the client and us; the engine never sees it (RFC 9110 10.1.1)."""
-    expectation = request.headers.get("Expect", "").strip().lower()
-    if not expectation or request.version < (1, 1):
-        return
-    if expectation != "100-continue":
-        raise ProxyError(417, "expectation_failed", f"cannot meet the expectation {expectation[:60]!r}")
-    if request.transport is not None and not request.content.is_eof():
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+def _ignore(data: bytes) -> None:
+    """For bodies that nobody wants."""

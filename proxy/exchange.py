@@ -1,17 +1,18 @@
 """One request and its answer as the relay handles them, and the three sides it talks to.
 
-The HTTP libraries are behind ``Client`` (server.py) and ``Upstream`` (upstream.py); what stands here can be replaced or
-tested without either.
+HTTP and the network are behind ``Request`` (connection.py), ``Client`` (client.py) and ``Upstream`` (upstream.py):
+what stands here can be replaced or tested without them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.body import Body, Splice
 from proxy.facts import Facts
-from proxy.headers import Headers
+from proxy.headers import RequestHead, ResponseHead
 from proxy.request import ModelName
 from proxy.routes import Route
 from supervisord.core.admission import Lease
@@ -37,19 +38,51 @@ class ClientGone(Exception):
     """The client's connection is closed."""
 
 
+class Request(Protocol):
+    """A request whose head has come."""
+
+    head: RequestHead
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body was received."""
+        ...
+
+    def ask_for_body(self) -> None:
+        """Send 100 Continue, unless the body is coming already."""
+        ...
+
+    async def receive(self, consume: Callable[[bytes], None]) -> None:
+        """Give the body to ``consume`` as it comes, whose ``ProxyError`` is passed on; 400 and 408 are raised here."""
+        ...
+
+
 class Answer(Protocol):
     """An engine's response whose head has come."""
 
-    status: int
-    reason: str
-    headers: Headers
+    @property
+    def head(self) -> ResponseHead: ...
+
+    @property
+    def poured(self) -> int:
+        """Bytes of the body that ``pour`` passed on."""
+        ...
+
+    @property
+    def tail(self) -> bytes:
+        """The last four of them."""
+        ...
 
     def accept(self) -> None:
         """This is what the client gets: nobody else will need the request's body, which may be given back."""
         ...
 
-    async def read(self) -> bytes:
-        """What came since the last call, empty at the end; raises ``UpstreamBroken``."""
+    async def read(self, limit: int) -> bytes:
+        """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
+        ...
+
+    async def pour(self, client: Client) -> None:
+        """Pass the body on as it comes and no faster than the client reads; raises ``UpstreamBroken``."""
         ...
 
     def close(self) -> None:
@@ -68,6 +101,18 @@ class Upstream(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Where bytes for a client come from."""
+
+    def hold(self) -> None:
+        """Stop reading: the client does not."""
+        ...
+
+    def release(self) -> None:
+        """Go on."""
+        ...
+
+
 class Client(Protocol):
     """The way back to the client. Every coroutine waits while the client does not read; raises ``ClientGone``."""
 
@@ -76,8 +121,28 @@ class Client(Protocol):
         """Whether a status was sent."""
         ...
 
-    async def start(self, status: int, reason: str, headers: Headers) -> None:
-        """Send the head of the response."""
+    @property
+    def chunked(self) -> bool:
+        """Whether the body goes out in chunks."""
+        ...
+
+    #: Sends bytes without waiting, as they are: chunks, where ``chunked``.
+    send_framed: Callable[[bytes], None]
+
+    def send(self, data: bytes) -> None:
+        """Send bytes of the body without waiting."""
+        ...
+
+    def connect(self, source: Source | None) -> None:
+        """Tell ``source`` from now on when the client reads and when not."""
+        ...
+
+    def left_open(self, size: int) -> None:
+        """What was sent last is a chunk that lacks ``size`` bytes and its line break."""
+        ...
+
+    async def start(self, head: ResponseHead, *, at_once: bool) -> None:
+        """Send the head of the response, or with ``at_once`` false together with the first bytes of the body."""
         ...
 
     async def write(self, data: bytes) -> None: ...
@@ -120,11 +185,10 @@ class Exchange:
 
     id: str
     route: Route
-    #: Path and query as they came.
-    target: str
-    #: Headers for the engine, without a length.
-    headers: Headers
+    head: RequestHead
     body: Body
+    #: Whether the body was compressed and is not any more.
+    decoded: bool
     facts: Facts
     #: The name to admit: what the client wrote, or the only model there is.
     model: str

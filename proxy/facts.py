@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from proxy.routes import Prompt
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 #: Top-level members of a body that are rendered before or around the messages, or that part the engine's cache.
 _SEED_MEMBERS = (
@@ -101,18 +105,18 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
 
 def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[bytes, ...]:
     """One key per text, each covering the seed and all texts up to it."""
-    state = blake2b(digest_size=_KEY_BYTES)
+    state = sha256()  # 2.5 times as fast as blake2b where the processor has instructions for it
     for text in seed:
         _feed(state, text)
     _feed(state, "")  # the seed ends here
     keys = []
     for text in texts:
         _feed(state, text)
-        keys.append(state.digest())
+        keys.append(state.digest()[:_KEY_BYTES])
     return tuple(keys)
 
 
-def _feed(state: blake2b, text: str) -> None:
+def _feed(state: Hash, text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     state.update(len(data).to_bytes(8, "little"))
     state.update(data)

@@ -1,54 +1,236 @@
-"""Which headers cross the proxy, in either direction. Everything that is not hop-by-hop passes as it came."""
+"""Heads of messages once they are parsed: what the proxy must know of them, and which of their lines cross it.
+
+Everything that is not hop-by-hop passes as it came, byte by byte.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+#: Fields of a message of our own making.
 Headers = list[tuple[str, str]]
+#: Fields as they were received, in order.
+Fields = list[tuple[bytes, bytes]]
 
-# RFC 9110 7.6.1: they belong to one connection. Proxy-Authenticate and Proxy-Authorization speak to us.
+#: RFC 9110 7.6.1: they belong to one connection. Proxy-Authenticate and Proxy-Authorization speak to us.
 _HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
-# Answered by us (Expect), or written anew from the body that is really sent.
-_REWRITTEN = frozenset({"expect", "content-length", "x-request-id"})
+#: Of a request: known to us, and dropped or written anew.
+_OF_REQUEST = _HOP_BY_HOP | {
+    b"host",
+    b"expect",
+    b"content-length",
+    b"content-encoding",
+    b"content-type",
+    b"x-request-id",
+}
+_OF_RESPONSE = _HOP_BY_HOP | {b"content-length", b"content-type", b"content-encoding", b"x-request-id", b"date"}
 
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+# RFC 9110 4.2.1 by way of RFC 3986's reg-name, IP-literal and port; a userinfo is an attack.
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+_CONNECTION_OPTIONS = {b"close", b"keep-alive", b""}
 
 
-def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Without the hop-by-hop ones, those that ``Connection`` names included."""
-    items = list(headers)
-    dropped = set(_HOP_BY_HOP)
-    for name, value in items:
-        if name.lower() == "connection":
-            dropped.update(token.strip().lower() for token in value.split(","))
-    return [(name, value) for name, value in items if name.lower() not in dropped]
+class HeadError(Exception):
+    """A head that is refused. ``status``: what a client is answered."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-def to_engine(headers: Iterable[tuple[str, str]], request_id: str, *, decoded: bool) -> Headers:
-    """A client's headers for the engine, without a length. ``decoded``: the body no longer has its Content-Encoding."""
-    rewritten = _REWRITTEN | {"content-encoding"} if decoded else _REWRITTEN
-    kept = [(name, value) for name, value in end_to_end(headers) if name.lower() not in rewritten]
-    return [*kept, ("X-Request-Id", request_id)]
+@dataclass(slots=True)
+class RequestHead:
+    """A request's head, and the framing of its body."""
+
+    method: str
+    #: Path and query as they came.
+    target: str
+    #: Whether the client speaks HTTP/1.1; else 1.0.
+    http11: bool
+    #: Whether the client wants to keep the connection.
+    keep_alive: bool = True
+    #: Bytes of the body; None where it is chunked.
+    length: int | None = 0
+    expect: str = ""
+    content_type: str = ""
+    content_encoding: str = ""
+    #: The client's X-Request-Id.
+    request_id: str = ""
+    #: Fields for the engine, without those that are written anew.
+    passing: Fields = field(default_factory=list)
+
+    def for_engine(self, request_id: str, length: int, *, decoded: bool) -> bytes:
+        """The head that the engine gets. ``decoded``: the body no longer has its Content-Encoding."""
+        lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target.encode())]
+        lines += [b"%b: %b" % pair for pair in self.passing]
+        if self.content_encoding and not decoded:
+            lines.append(b"Content-Encoding: %b" % self.content_encoding.encode("latin-1"))
+        lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (request_id.encode(), length))
+        return b"\r\n".join(lines)
 
 
-def first(headers: Iterable[tuple[str, str]], name: str) -> str:
-    """The first value of a header (``name`` in lower case), empty if absent."""
-    return next((value for key, value in headers if key.lower() == name), "")
+@dataclass(slots=True)
+class ResponseHead:
+    """A response's head, and the framing of its body."""
+
+    status: int
+    reason: str
+    #: The lines for the client, without a length or coding of the transfer, each with its line break.
+    lines: bytes
+    #: Bytes of the body; None where it is chunked, or ends with the connection.
+    length: int | None = None
+    chunked: bool = False
+    #: Whether the connection can carry another request.
+    keep_alive: bool = True
+    content_type: str = ""
+    encoded: bool = False
+    has_request_id: bool = False
+    has_date: bool = False
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Server-sent events."""
+        return self.content_type.startswith("text/event-stream")
+
+
+def request_head(method: str, target: str, http11: bool, fields: Fields) -> RequestHead:
+    """Read a request's fields as RFC 9112 wants; raises ``HeadError`` for what could be read in two ways."""
+    head = RequestHead(method, target, http11, keep_alive=http11)
+    passing, host, length, coding, options = head.passing, None, None, None, b""
+    for pair in fields:
+        name = pair[0].lower()
+        if name not in _OF_REQUEST:
+            passing.append(pair)
+            continue
+        value = pair[1].strip(b" \t")
+        match name:
+            case b"host":
+                if host is not None:
+                    raise HeadError("more than one Host")
+                host = value
+                passing.append(pair)
+            case b"content-length":
+                length = _length(length, value)
+            case b"transfer-encoding":
+                coding = value.lower() if coding is None else b"several"
+            case b"connection":
+                options += b"," + value
+            case b"content-type":
+                head.content_type = value.decode("latin-1")
+                passing.append(pair)
+            case b"content-encoding":
+                head.content_encoding += ("," if head.content_encoding else "") + value.decode("latin-1")
+            case b"expect":
+                head.expect = value.decode("latin-1").lower()
+            case b"x-request-id":
+                head.request_id = value.decode("latin-1")
+    if host is None:
+        if http11:
+            raise HeadError("no Host")
+        passing.append((b"Host", b"localhost"))  # a 1.0 client need not send one, a 1.1 engine wants one
+    elif not _HOST.fullmatch(host):
+        raise HeadError("Host is not a host")
+    if coding is not None:
+        if length is not None or not http11 or coding != b"chunked":
+            raise HeadError("cannot tell where the body ends: Transfer-Encoding may only be chunked, and alone")
+        head.length = None
+    else:
+        head.length = length or 0
+    if options:
+        head.passing = _connection(head, options, passing)
+    return head
+
+
+def response_head(status: int, reason: str, http11: bool, fields: Fields) -> ResponseHead:
+    """Read an engine's response; raises ``HeadError`` where its framing makes no sense."""
+    head = ResponseHead(status, reason, b"", keep_alive=http11)
+    passing: Fields = []
+    length, coding, options = None, None, b""
+    for pair in fields:
+        name = pair[0].lower()
+        if name not in _OF_RESPONSE:
+            passing.append(pair)
+            continue
+        value = pair[1].strip(b" \t")
+        match name:
+            case b"content-length":
+                length = _length(length, value)
+            case b"transfer-encoding":
+                coding = value.lower() if coding is None else b"several"
+            case b"connection":
+                options += b"," + value
+            case b"content-type":
+                head.content_type = value.decode("latin-1")
+                passing.append(pair)
+            case b"content-encoding":
+                head.encoded = bool(value)
+                passing.append(pair)
+            case b"x-request-id":
+                head.has_request_id = True
+                passing.append(pair)
+            case b"date":
+                head.has_date = True
+                passing.append(pair)
+    if status in (204, 304):
+        length, coding = 0, None
+    if coding is not None:
+        if length is not None or coding != b"chunked" or not http11:
+            raise HeadError("cannot tell where the answer ends: Transfer-Encoding may only be chunked, and alone")
+        head.chunked = True
+    elif length is None:
+        head.keep_alive = False
+    head.length = length
+    if options:
+        passing = _connection(head, options, passing)
+    head.lines = b"".join([b"%b: %b\r\n" % pair for pair in passing])
+    return head
+
+
+def own_head(status: int, reason: str, headers: Iterable[tuple[str, str]], length: int | None = None) -> ResponseHead:
+    """The head of an answer of ours; without ``length`` the body is chunked."""
+    lines, content_type = [], ""
+    for name, value in headers:
+        lines.append(f"{name}: {value}\r\n")
+        if name.lower() == "content-type":
+            content_type = value
+    return ResponseHead(status, reason, "".join(lines).encode("latin-1", "replace"), length, content_type=content_type)
 
 
 def is_request_id(value: str) -> bool:
     """Whether a client's X-Request-Id can be used as it is: it goes into logs and headers."""
     return _REQUEST_ID.fullmatch(value) is not None
+
+
+def _length(before: int | None, value: bytes) -> int:
+    if before is not None or not _LENGTH.fullmatch(value):
+        raise HeadError("Content-Length is not one number")
+    return int(value)
+
+
+def _connection(head: RequestHead | ResponseHead, options: bytes, passing: Fields) -> Fields:
+    """Obey the Connection field: returns the fields that it does not name."""
+    named = {option.strip(b" \t").lower() for option in options.split(b",")}
+    if b"close" in named:
+        head.keep_alive = False
+    elif b"keep-alive" in named and (not isinstance(head, ResponseHead) or head.chunked or head.length is not None):
+        head.keep_alive = True
+    if named <= _CONNECTION_OPTIONS:
+        return passing
+    named -= {b"host"}  # nobody may take from a request what it must have
+    return [pair for pair in passing if pair[0].lower() not in named]

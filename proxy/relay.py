@@ -11,7 +11,6 @@ from functools import partial
 
 from proxy.errors import ProxyError, engine_error_event, refused
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
-from proxy.headers import end_to_end, first
 from proxy.reply import Reply
 from proxy.retries import RetryBudget
 from proxy.routing import Policy
@@ -129,18 +128,19 @@ class Relay:
 
         ``whole``: its body, if that is here already.
         """
+        head = answer.head
         if not reply.started:
-            ours = [("x-vllmctl-replica", lease.replica), ("x-vllmctl-route", lease.reason)]
-            await reply.start(answer.status, answer.reason, [*end_to_end(answer.headers), *ours])
-        elif answer.status != 200 or not first(answer.headers, "content-type").startswith("text/event-stream"):
+            ours = f"x-vllmctl-replica: {lease.replica}\r\nx-vllmctl-route: {lease.reason}\r\n"
+            await reply.start(head, ours.encode("latin-1", "replace"), at_once=whole is None)
+        elif head.status != 200 or not head.is_event_stream:
             # The client was told 200 while it waited: all that is left to give it is an event.
-            body = await _error_body(answer) if whole is None else whole
-            await reply.break_off(engine_error_event(answer.status, body, reply.dialect))
+            body = await answer.read(_MAX_ERROR_BODY) if whole is None else whole
+            await reply.break_off(engine_error_event(head.status, body, reply.dialect))
             return
-        if whole:
+        if whole is None:
+            await reply.pour(answer)
+        elif whole:
             await reply.write(whole)
-        while data := await answer.read():
-            await reply.write(data)
 
     def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
         model = exchange.outcome.model
@@ -159,29 +159,18 @@ async def _whole(answer: Answer) -> bytes | None:
 
     An engine on its way down answers, but not the question: that answer is lost as well.
     """
-    length = first(answer.headers, "content-length")
-    streams = first(answer.headers, "content-type").startswith("text/event-stream")
-    if streams or not length.isdecimal() or int(length) > MOST_HELD:
+    length = answer.head.length
+    if length is None or length > MOST_HELD or answer.head.is_event_stream:
         return None
-    pieces = []
     try:
-        while data := await answer.read():
-            pieces.append(data)
+        whole = await answer.read(length)
     except UpstreamBroken as failure:
         raise _LostAnswer(str(failure)) from None
-    whole = b"".join(pieces)
-    if answer.status == 500 and any(words in whole for words in _GOING_DOWN):
+    if answer.head.status == 500 and any(words in whole for words in _GOING_DOWN):
         raise _LostAnswer("the engine is shutting down")
-    if answer.status == 200 and any(words in whole for words in _ABORTED):
+    if answer.head.status == 200 and any(words in whole for words in _ABORTED):
         raise _LostAnswer("the engine aborted the request")
     return whole
-
-
-async def _error_body(answer: Answer) -> bytes:
-    body = b""
-    while len(body) < _MAX_ERROR_BODY and (data := await answer.read()):
-        body += data
-    return body
 
 
 def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:

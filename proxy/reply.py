@@ -5,9 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from proxy.errors import Dialect, ProxyError, error_body, error_event, error_headers
-from proxy.exchange import Client, Outcome
-from proxy.headers import Headers, first
+from proxy.exchange import Answer, Client, Outcome
+from proxy.headers import Headers, ResponseHead, own_head
 
+_EVENTS = [("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache")]
 _COMMENT = b": waiting for the model\n\n"
 
 
@@ -28,14 +29,17 @@ class Reply:
         """Whether a status was sent."""
         return self._client.started
 
-    async def start(self, status: int, reason: str, headers: Headers) -> None:
-        """Send the head of the response, with the request's id."""
-        plain = not first(headers, "content-encoding") and not first(headers, "content-length")
-        self._events = plain and first(headers, "content-type").startswith("text/event-stream")
-        if not first(headers, "x-request-id"):
-            headers = [*headers, ("X-Request-Id", self._request_id)]
-        self._outcome.status = status
-        await self._client.start(status, reason, headers)
+    async def start(self, head: ResponseHead, extra: bytes = b"", *, at_once: bool = True) -> None:
+        """Send the head of the response, with ``extra`` lines and the request's id.
+
+        ``at_once`` false: the first bytes of the body, or the end, are on the way already.
+        """
+        self._events = head.length is None and not head.encoded and head.is_event_stream
+        if not head.has_request_id:
+            extra += b"X-Request-Id: %b\r\n" % self._request_id.encode()
+        head.lines += extra
+        self._outcome.status = head.status
+        await self._client.start(head, at_once=at_once)
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body as they are."""
@@ -43,10 +47,18 @@ class Reply:
         self._outcome.bytes_sent += len(data)
         await self._client.write(data)
 
+    async def pour(self, answer: Answer) -> None:
+        """Pass an engine's body on as it comes; raises ``UpstreamBroken``."""
+        try:
+            await answer.pour(self._client)
+        finally:
+            self._outcome.bytes_sent += answer.poured
+            self._tail = (self._tail + answer.tail)[-4:]
+
     async def comment(self) -> None:
         """Tell a stream's client that something is coming; the first time, that commits the answer to status 200."""
         if not self.started:
-            await self.start(200, "OK", [("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache")])
+            await self.start(own_head(200, "OK", _EVENTS))
         await self.write(_COMMENT)
 
     async def end(self) -> None:
@@ -55,7 +67,7 @@ class Reply:
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer of our own."""
-        await self.start(status, HTTPStatus(status).phrase, [*headers, ("Content-Length", str(len(body)))])
+        await self.start(own_head(status, HTTPStatus(status).phrase, headers, len(body)), at_once=False)
         await self.write(body)
         await self.end()
 
@@ -77,6 +89,6 @@ class Reply:
             return
         self._client.close_after()
         if self._tail and not self._tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
-            await self.write(b"\n\n")  # the engine died within an event
+            event = b"\n\n" + event  # the engine died within an event
         await self.write(event)
         await self.end()

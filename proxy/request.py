@@ -20,6 +20,7 @@ from proxy.multipart import read_form
 from proxy.routes import Handler, Prompt, Route
 
 _DECODER = json.JSONDecoder()
+_SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Members whose elements are wanted one by one.
 _ARRAYS = frozenset({"messages", "input"})
@@ -158,6 +159,11 @@ def _scan(text: str, at: int) -> tuple[object, int]:
 
 
 def _skip(text: str, at: int) -> int:
+    if text[at : at + 1] not in _SPACES:  # most often there is no space, or one
+        return at
+    at += 1
+    if text[at : at + 1] not in _SPACES:
+        return at
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()

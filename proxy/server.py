@@ -7,14 +7,13 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from uuid import uuid4
-
-from aiohttp import web
+from collections.abc import Callable, Sequence
+from os import urandom
 
 from proxy import routes
 from proxy.accesslog import log_request
-from proxy.connection import ClientConnection, ClientServer, HttpClient
+from proxy.client import HttpClient
+from proxy.connection import ClientServer, HttpRequest
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Outcome
 from proxy.headers import is_request_id
@@ -56,18 +55,19 @@ class PublicProxy:
         relay = Relay(admission, self._upstreams, on_failover, clock)
         self._service = Service(admission, spec, self._policies, relay)
         self._server: ClientServer | None = None
-        self._runner: web.ServerRunner | None = None
+        self._listeners: list[asyncio.Server] = []
         self._live: set[_Live] = set()
         self._all_ended = asyncio.Event()
         self._draining = False
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on ``sockets``, which are bound (and, from systemd, listening); they are closed with the proxy."""
-        self._server = ClientServer(self._handle, self._spec)
-        self._runner = web.ServerRunner(self._server, shutdown_timeout=_CUT_GRACE)
-        await self._runner.setup()
+        self._server = server = ClientServer(self._handle, self._spec)
+        loop = asyncio.get_running_loop()
         for listener in sockets:
-            await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+            listener.setblocking(False)
+            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            self._listeners.append(await create(server, sock=listener, backlog=BACKLOG))
 
     def reconfigure(self, spec: ProxySpec, models: Sequence[ModelSpec]) -> None:
         """Take a new configuration; requests in flight are not touched, and ``spec.listen`` is the caller's matter."""
@@ -84,8 +84,8 @@ class PublicProxy:
 
     async def stop_accepting(self) -> None:
         """Close the listening sockets; a socket that systemd holds too queues connections for the next process."""
-        for site in self._runner.sites if self._runner is not None else ():
-            await site.stop()
+        while self._listeners:
+            self._listeners.pop().close()
 
     async def drain(self, timeout: float) -> None:
         """Wait until the requests in flight have ended, at most ``timeout`` seconds, then end the rest.
@@ -108,10 +108,11 @@ class PublicProxy:
 
     async def stop(self) -> None:
         """Close everything; what is still in flight is ended as ``drain`` ends it."""
+        await self.stop_accepting()
         await self.drain(0)
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = self._server = None
+        if self._server is not None:
+            await self._server.close(_CUT_GRACE)
+            self._server = None
         await self._upstreams.close()
 
     async def _ended_within(self, timeout: float) -> bool:
@@ -124,32 +125,32 @@ class PublicProxy:
             return False
         return True
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: HttpRequest, client: HttpClient) -> None:
         """One request from its head to its log line."""
-        connection = request.protocol
-        assert isinstance(connection, ClientConnection)
-        connection.request_begins()
+        head = request.head
         started, route = self._clock(), "-"
-        given_id = request.headers.get("X-Request-Id", "")
-        request_id = given_id if is_request_id(given_id) else uuid4().hex
+        request_id = head.request_id if is_request_id(head.request_id) else urandom(16).hex()
         outcome = Outcome()
-        live = _Live(HttpClient(request))
-        reply = Reply(live.client, outcome, request_id)
+        live = _Live(client, request.task)
+        reply = Reply(client, outcome, request_id)
         self._live.add(live)
         try:
-            if self._draining:
-                live.client.close_after()
-            match = routes.match(request.method, request.raw_path)
-            route, reply.dialect = match.route.path, match.route.dialect
-            await live.unless_ended(self._service.answer(request, match, reply, outcome, request_id))
-        except ProxyError as error:
-            await _fail(request, reply, error)
-        except ClientGone:
+            try:
+                if self._draining:
+                    client.close_after()
+                match = routes.match(head.method, head.target)
+                route, reply.dialect = match.route.path, match.route.dialect
+                await self._service.answer(request, match, reply, outcome, request_id)
+            except asyncio.CancelledError:
+                if request.gone or not live.ended:
+                    raise
+                ended = ProxyError(503, "router_shutting_down", "the router is shutting down", retry_after=5.0)
+                await _fail(request, reply, ended)
+            except ProxyError as error:
+                await _fail(request, reply, error)
+        except (ClientGone, asyncio.CancelledError):
             outcome.status = 499
-            live.client.cut()
-        except asyncio.CancelledError:  # aiohttp's word for a client that closed its connection
-            outcome.status = 499
-            raise
+            client.cut()
         except Exception as error:
             log.exception("cannot answer request %s", request_id)
             await _fail(request, reply, ProxyError(500, "internal_error", f"internal error: {type(error).__name__}"))
@@ -157,39 +158,26 @@ class PublicProxy:
             self._live.discard(live)
             if not self._live:
                 self._all_ended.set()
-            connection.request_ends()
-            log_request(request.method, route, request_id, outcome, started, self._clock())
-        return live.client.response if live.client.started else web.Response(status=499)
+            request.ends(client)
+            log_request(head.method, route, request_id, outcome, started, self._clock())
 
 
 class _Live:
     """A request in flight, and the way to end it from outside."""
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, task: asyncio.Task[None] | None) -> None:
         self.client = client
-        self._scope: asyncio.Timeout | None = None
-        self._ended = False
-
-    async def unless_ended(self, work: Coroutine[None, None, None]) -> None:
-        """Do the work; raises ``ProxyError`` when ``end`` stops it. A cancellation from elsewhere stays one."""
-        try:
-            async with asyncio.timeout(None) as self._scope:
-                await work
-        except TimeoutError:
-            if not self._ended:
-                raise
-            raise ProxyError(503, "router_shutting_down", "the router is shutting down", retry_after=5.0) from None
-        finally:
-            self._scope = None
+        self.ended = False
+        self._task = task
 
     def end(self) -> None:
         """Stop the work, wherever it is; the client is then told."""
-        if self._scope is not None:
-            self._ended = True
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        if self._task is not None:
+            self.ended = True
+            self._task.cancel()
 
 
-async def _fail(request: web.BaseRequest, reply: Reply, error: ProxyError) -> None:
+async def _fail(request: HttpRequest, reply: Reply, error: ProxyError) -> None:
     # A client that is still sending may not read before it is done: it gets the answer, then the connection ends.
     with contextlib.suppress(ClientGone):
-        await reply.fail(error, close=not request.content.is_eof())
+        await reply.fail(error, close=not (request.complete or request.skip()))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from aiohttp import web
-
-from proxy.connection import receive_body
 from proxy.errors import ProxyError, bad_request
-from proxy.exchange import Exchange, Outcome
-from proxy.headers import to_engine
+from proxy.exchange import Exchange, Outcome, Request
+from proxy.intake import receive_body
 from proxy.models import model_entry, model_list, only_model
 from proxy.relay import Relay
 from proxy.reply import Reply
@@ -36,9 +33,7 @@ class Service:
         self._policies = policies
         self._relay = relay
 
-    async def answer(
-        self, request: web.BaseRequest, match: Match, reply: Reply, outcome: Outcome, request_id: str
-    ) -> None:
+    async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
         match match.route.handler:
             case Handler.HEALTH:
@@ -53,13 +48,11 @@ class Service:
             case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
                 await self._forward(request, match.route, reply, outcome, request_id)
 
-    async def _forward(
-        self, request: web.BaseRequest, route: Route, reply: Reply, outcome: Outcome, request_id: str
-    ) -> None:
+    async def _forward(self, request: Request, route: Route, reply: Reply, outcome: Outcome, request_id: str) -> None:
         spool_after = SPOOL_AFTER if route.handler is Handler.ENGINE_FORM else None
         body, decoded = await receive_body(request, self.spec, spool_after)
         try:
-            content_type = request.headers.get("Content-Type", "")
+            content_type = request.head.content_type
             if body.spooled:  # looking through a file takes its time
                 read = await asyncio.to_thread(read_body, route, content_type, body)
             else:
@@ -71,9 +64,9 @@ class Service:
             exchange = Exchange(
                 id=request_id,
                 route=route,
-                target=request.raw_path,
-                headers=to_engine(request.headers.items(), request_id, decoded=decoded),
+                head=request.head,
                 body=body,
+                decoded=decoded,
                 facts=read.facts,
                 model=model,
                 model_name=read.model_name,

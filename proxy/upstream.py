@@ -1,27 +1,19 @@
-"""The way to the engines, by aiohttp: one connection pool per replica, over TCP or a Unix socket."""
+"""The way to the engines: one pool of kept connections per replica, over TCP or a Unix socket."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
-
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import HttpProcessingError, RawResponseMessage
-from yarl import URL
+from collections import deque
 
 from proxy.body import Body, Splice
-from proxy.connectors import LOCAL_ERRORS, TCPConnector, UnixConnector, error_number
-from proxy.exchange import ConnectFailed, Exchange, LocalFault, NoFirstByte, UpstreamBroken
+from proxy.connectors import LOCAL_ERRORS, Connector
+from proxy.engine import Conversation, EngineConnection, StaleConnection
+from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
 from supervisord.core.admission import Lease
 from supervisord.core.spec import ProxySpec
 
 #: Seconds an idle connection is kept. vLLM's server (uvicorn) closes after 5; one near that limit loses a request.
 KEEPALIVE = 4.0
-
-_MAX_HEAD_LINE = 64 * 1024
-_NO_AUTOMATIC_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class Upstreams:
@@ -42,174 +34,131 @@ class Upstreams:
         if pool is None:
             pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
         splice = exchange.splice_for(lease)
+        kept = pool.take()
+        if kept is not None:
+            try:
+                return await self._request(kept, pool, exchange, splice)
+            except StaleConnection:
+                pass
+        connection = await pool.open(self._spec.connect_timeout)
         try:
-            return await self._request(pool.kept, pool, exchange, splice)
-        except _StaleConnection:
-            return await self._request(pool.new, pool, exchange, splice)
+            return await self._request(connection, pool, exchange, splice)
+        except StaleConnection:
+            raise ConnectFailed(f"{lease.endpoint} closed the connection without an answer") from None
 
     def configure(self, spec: ProxySpec) -> None:
         """Take new timeouts. The pool of a replica that is gone stays: empty, because idle connections are not kept."""
         self._spec = spec
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every idle connection; those in use are closed by their users."""
         for pool in self._pools.values():
-            await pool.close()
+            pool.close()
         self._pools.clear()
 
     async def _request(
-        self, session: aiohttp.ClientSession, pool: _Pool, exchange: Exchange, splice: Splice | None
+        self, connection: EngineConnection, pool: _Pool, exchange: Exchange, splice: Splice | None
     ) -> EngineAnswer:
-        upload = _Upload(exchange.body, splice)
-        trace = _Trace()
+        body = exchange.body
+        head = exchange.head.for_engine(exchange.id, body.spliced_size(splice), decoded=exchange.decoded)
+        talk = connection.send(head, body.pieces(splice), self._spec.first_byte_timeout)
         try:
-            async with asyncio.timeout(self._spec.first_byte_timeout):
-                response = await session.request(
-                    exchange.route.methods[0],
-                    URL(pool.base + exchange.target, encoded=True),
-                    data=upload,
-                    headers=[*exchange.headers, ("Content-Length", str(upload.size))],
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._spec.connect_timeout),
-                    trace_request_ctx=trace,
-                )
-        except aiohttp.ClientConnectionError as error:
-            raise _classify(error, pool.endpoint, reused=trace.reused) from error
-        except aiohttp.ClientError as error:
-            raise UpstreamBroken(f"cannot understand the engine's answer: {error}") from error
-        except TimeoutError:
-            upload.cut()
-            limit = self._spec.first_byte_timeout
-            raise NoFirstByte(f"no response byte from {pool.endpoint} within {limit:g} s") from None
+            await talk.head_comes()
         except BaseException:
-            upload.cut()
+            connection.cut()
             raise
-        return EngineAnswer(response, upload)
+        return EngineAnswer(talk, pool, body)
 
 
 class EngineAnswer:
     """See ``proxy.exchange.Answer``."""
 
-    def __init__(self, response: aiohttp.ClientResponse, upload: _Upload) -> None:
-        self._response, self._upload = response, upload
-        self.status = response.status
-        self.reason = response.reason or ""
-        self.headers = list(response.headers.items())
+    __slots__ = ("_body", "_pool", "_talk", "head")
+
+    def __init__(self, talk: Conversation, pool: _Pool, body: Body) -> None:
+        assert talk.head is not None
+        self._talk, self._pool, self._body = talk, pool, body
+        self.head = talk.head
+
+    @property
+    def poured(self) -> int:
+        """Bytes of the body that ``pour`` passed on."""
+        return self._talk.size
+
+    @property
+    def tail(self) -> bytes:
+        """The last four of them."""
+        return self._talk.tail
 
     def accept(self) -> None:
-        if self._upload.complete:
-            self._upload.body.close()
+        """Give the request's body back, unless the engine has not read all of it yet."""
+        if self._talk.sent:
+            self._body.close()
 
-    async def read(self) -> bytes:
-        """What came since the last call; aiohttp stops reading the socket above 128 kB."""
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
-            raise UpstreamBroken(f"the connection broke within the answer: {error or type(error).__name__}") from error
+    async def read(self, limit: int) -> bytes:
+        """The body, or its first bytes once they are ``limit``."""
+        return await self._talk.read(limit)
+
+    async def pour(self, client: Client) -> None:
+        """The body to ``client``, chunks as the chunks that they are where both sides have chunks."""
+        await self._talk.pour(client)
 
     def close(self) -> None:
-        """Cut unless complete, in which case aiohttp has put the connection back already."""
-        if self._response.closed and self._upload.complete:
-            return
-        self._upload.cut()
-        self._response.close()
+        """Cut unless the exchange is over, and the connection fit for another."""
+        connection = self._talk.connection
+        if self._talk.over and not connection.closed:
+            self._pool.put(connection)
+        else:
+            connection.cut()
 
 
 class _Pool:
-    """The connections to one replica."""
+    """The connections to one replica that are not in use, the last used first."""
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self._socket = endpoint.removeprefix("unix:") if endpoint.startswith("unix:") else None
-        self.base = "http://localhost" if self._socket is not None else endpoint.rstrip("/")
-        #: Keeps connections and uses them again.
-        self.kept = self._session()
-        self._new: aiohttp.ClientSession | None = None
+        self._endpoint = endpoint
+        self._connector = Connector(endpoint)
+        self._idle: deque[tuple[float, EngineConnection]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
 
-    @property
-    def new(self) -> aiohttp.ClientSession:
-        """Opens a connection for each request, for those that died on a kept one."""
-        if self._new is None:
-            self._new = self._session(force_close=True)
-        return self._new
+    def take(self) -> EngineConnection | None:
+        """A kept connection that is still fit."""
+        oldest = self._loop.time() - KEEPALIVE
+        while self._idle:
+            since, connection = self._idle.pop()
+            if since > oldest and not connection.closed:
+                return connection
+            connection.cut()
+        return None
 
-    async def close(self) -> None:
-        """Close every connection."""
-        await self.kept.close()
-        if self._new is not None:
-            await self._new.close()
+    async def open(self, timeout: float) -> EngineConnection:
+        """A new connection; raises ``ConnectFailed`` or ``LocalFault``."""
+        try:
+            return await self._connector.open(EngineConnection, timeout)
+        except OSError as error:
+            if error.errno in LOCAL_ERRORS:
+                raise LocalFault(f"cannot open a connection to {self._endpoint}: {error}") from error
+            raise ConnectFailed(f"cannot reach {self._endpoint}: {error}") from error
 
-    def _session(self, *, force_close: bool = False) -> aiohttp.ClientSession:
-        options: dict[str, Any] = {"limit": 0, "force_close": force_close}
-        if not force_close:
-            options["keepalive_timeout"] = KEEPALIVE
-        connector = UnixConnector(self._socket, **options) if self._socket is not None else TCPConnector(**options)
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_NO_AUTOMATIC_HEADERS,
-            max_line_size=_MAX_HEAD_LINE,
-            max_field_size=_MAX_HEAD_LINE,
-            trace_configs=[_trace_config()],
-        )
+    def put(self, connection: EngineConnection) -> None:
+        """Keep a connection for a while."""
+        self._idle.append((self._loop.time(), connection))
+        if self._timer is None:
+            self._timer = self._loop.call_later(KEEPALIVE, self._sweep)
 
+    def close(self) -> None:
+        """Close them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._idle:
+            self._idle.pop()[1].cut()
 
-class _Trace:
-    """Whether a request went over a connection that had carried another."""
-
-    reused = False
-
-
-def _trace_config() -> aiohttp.TraceConfig:
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.reused = True
-
-    config = aiohttp.TraceConfig()
-    config.on_connection_reuseconn.append(reused)
-    return config
-
-
-class _Upload(aiohttp.Payload):
-    """A body on its way up. aiohttp's own for bytes would copy it whole and cannot say how far it is."""
-
-    def __init__(self, body: Body, splice: Splice | None) -> None:
-        super().__init__(None, content_type="application/octet-stream")
-        self.body, self._splice = body, splice
-        self._size = body.spliced_size(splice)
-        self._transport: asyncio.Transport | None = None
-        self.complete = False
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        raise TypeError("a body on its way has no text")
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        # Only aiohttp's concrete writer has it, and only while the connection is open: kept for cut().
-        self._transport = getattr(writer, "transport", None)
-        for piece in self.body.pieces(self._splice):
-            await writer.write(piece)
-        self.complete = True
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await self.write(writer)
-
-    def cut(self) -> None:
-        """Drop what was not sent yet: a plain close would wait until an engine that hangs has read it."""
-        if self._transport is not None:
-            self._transport.abort()
-
-
-class _StaleConnection(Exception):
-    pass
-
-
-def _classify(error: aiohttp.ClientConnectionError, endpoint: str, *, reused: bool) -> Exception:
-    if isinstance(error, aiohttp.ServerDisconnectedError) and isinstance(error.message, RawResponseMessage):
-        return UpstreamBroken("the connection broke within the head of the answer")
-    if reused:
-        return _StaleConnection()
-    if error_number(error) in LOCAL_ERRORS:
-        return LocalFault(f"cannot open a connection to {endpoint}: {error}")
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return ConnectFailed(f"{endpoint} closed the connection without an answer")
-    return ConnectFailed(f"cannot reach {endpoint}: {error}")
+    def _sweep(self) -> None:
+        self._timer = None
+        oldest = self._loop.time() - KEEPALIVE
+        while self._idle and (self._idle[0][0] <= oldest or self._idle[0][1].closed):
+            self._idle.popleft()[1].cut()
+        if self._idle:
+            self._timer = self._loop.call_at(self._idle[0][0] + KEEPALIVE, self._sweep)

@@ -83,6 +83,19 @@ PROXY = Table(
             "How long a client may take to send the head of a request.",
             _PROXY.client_header_timeout,
         ),
+        Key(
+            "client_body_timeout",
+            Duration(),
+            "How long a client may pause within the body of a request; 408 beyond it. On the whole it must send 1 KiB "
+            "a second.",
+            _PROXY.client_body_timeout,
+        ),
+        Key(
+            "max_connections",
+            Whole(minimum=1),
+            "How many clients may be connected at a time; one more is answered 503.",
+            _PROXY.max_connections,
+        ),
         Key("connect_timeout", Duration(), "How long a connection to a replica may take.", _PROXY.connect_timeout),
         Key(
             "first_byte_timeout",

@@ -96,6 +96,10 @@ class ProxySpec:
     keepalive: float = 75.0
     #: Seconds a client may take to send its request head.
     client_header_timeout: float = 30.0
+    #: Seconds a client may pause within a request body; on the whole it must send 1 KiB a second.
+    client_body_timeout: float = 30.0
+    #: Client connections at a time; one more is answered 503.
+    max_connections: int = 8192
     #: Seconds to connect to a replica.
     connect_timeout: float = 2.0
     #: Seconds until a replica's first byte (a long prefill is legitimate; there is no total timeout).

@@ -319,7 +319,7 @@ async def test_running_out_of_file_descriptors_blames_no_replica(rig, monkeypatc
     await rig.engine("a", path=None)
     client = await rig.connect()
     monkeypatch.setattr(loop, "create_connection", no_more)
-    monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", no_more)
+    monkeypatch.setattr(loop, "sock_connect", no_more)
     await client.send(_post())
     answer = await client.response()
     assert answer.status == 503

@@ -1,0 +1,353 @@
+"""One connection to an engine: a request out, its answer in, and its bytes straight into the client's transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from proxy.chunks import ChunkError, Chunks
+from proxy.exchange import Client, NoFirstByte, UpstreamBroken
+from proxy.headers import HeadError, ResponseHead
+from proxy.heads import MAX_HEAD, parse_response
+
+#: Bytes of an answer that are kept while nobody takes them.
+READ_AHEAD = 64 * 1024
+
+
+class StaleConnection(Exception):
+    """The connection ended before a byte of the answer."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """A connection, which carries one conversation at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        #: Whether it is of no more use.
+        self.closed = False
+        self._talk: Conversation | None = None
+        self._reading = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+
+    def send(self, head: bytes, body: Iterator[bytes | memoryview], patience: float) -> Conversation:
+        """Begin a conversation. ``patience``: seconds until the head of the answer."""
+        talk = self._talk = Conversation(self, head, body, patience)
+        talk.push()
+        return talk
+
+    def data_received(self, data: bytes) -> None:
+        if self._talk is None:
+            self.cut()  # an engine that speaks first: a goodbye, or nonsense
+        else:
+            self._talk.feed(data)
+
+    def eof_received(self) -> None:
+        self.closed = True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.closed = True
+        if self._talk is not None:
+            self._talk.lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._talk is not None:
+            self._talk.paused = True
+
+    def resume_writing(self) -> None:
+        if self._talk is not None:
+            self._talk.paused = False
+            self._talk.push()
+
+    def hold(self) -> None:
+        """Stop reading."""
+        if self._reading and not self.closed:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on."""
+        if not self._reading and not self.closed:
+            self._reading = True
+            self.transport.resume_reading()
+
+    def ends(self) -> None:
+        """The conversation is over; the connection is free."""
+        self._talk = None
+        self.release()
+
+    def cut(self) -> None:
+        """Close at once, and drop what was not sent yet: an engine that hangs would never read it."""
+        self.closed = True
+        if self._talk is not None:
+            self._talk.stop()
+        self.transport.abort()
+
+
+class Conversation:
+    """A request and its answer."""
+
+    __slots__ = (
+        "_backlog",
+        "_begun",
+        "_chunks",
+        "_client",
+        "_ended",
+        "_error",
+        "_feed",
+        "_gathered",
+        "_left",
+        "_limit",
+        "_out",
+        "_patience",
+        "_pieces",
+        "_size",
+        "_tail",
+        "_waiter",
+        "connection",
+        "done",
+        "head",
+        "paused",
+        "sent",
+    )
+
+    def __init__(
+        self, connection: EngineConnection, head: bytes, body: Iterator[bytes | memoryview], patience: float
+    ) -> None:
+        self.connection = connection
+        #: The head of the answer, once it has come.
+        self.head: ResponseHead | None = None
+        #: Whether the request is written, and whether the answer is whole.
+        self.sent = self.done = False
+        self.paused = False
+        self._out = head
+        self._pieces: Iterator[bytes | memoryview] | None = body
+        self._patience = patience
+        self._feed: Callable[[bytes], None] = self._to_head
+        self._begun = self._ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        #: What came and is not understood yet.
+        self._backlog = b""
+        # The framing of the body: chunks, or bytes that are left, or neither.
+        self._chunks: Chunks | None = None
+        self._left: int | None = None
+        self._size, self._tail = 0, b""
+        # Who takes the body.
+        self._client: Client | None = None
+        self._gathered, self._limit = bytearray(), 0
+
+    @property
+    def over(self) -> bool:
+        """Whether request and answer are whole and the connection can be used again."""
+        return self.done and self.sent and self.head is not None and self.head.keep_alive
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body so far."""
+        return self._chunks.size if self._chunks is not None else self._size
+
+    @property
+    def tail(self) -> bytes:
+        """The last four of them."""
+        return self._chunks.tail if self._chunks is not None else self._tail
+
+    def push(self) -> None:
+        """Write as much of the request as the transport takes."""
+        if self._pieces is None:
+            return
+        write = self.connection.transport.write
+        for piece in self._pieces:
+            if self._out:
+                piece = b"".join((self._out, piece))
+                self._out = b""
+            write(piece)
+            if self.paused:
+                return
+        if self._out:  # a request without a body
+            write(self._out)
+        self._pieces = None
+        self.sent = True
+
+    async def head_comes(self) -> None:
+        """Wait for the answer's head; raises ``StaleConnection``, ``NoFirstByte`` or ``UpstreamBroken``."""
+        timer = asyncio.get_running_loop().call_later(self._patience, self._too_late)
+        try:
+            while self.head is None:
+                await self._wait()
+        finally:
+            timer.cancel()
+
+    async def read(self, limit: int) -> bytes:
+        """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
+        self._limit = limit
+        self._attach(self._to_gathered)
+        while not self.done and len(self._gathered) < limit:
+            await self._wait()
+        return bytes(self._gathered)
+
+    async def pour(self, client: Client) -> None:
+        """Pass the body on as it comes; raises ``UpstreamBroken``."""
+        self._client = client
+        framed = client.chunked and self._chunks is not None
+        try:
+            self._attach(self._to_client_framed if framed else self._to_client)
+            client.connect(self.connection)
+            while not self.done:
+                await self._wait()
+        finally:
+            client.connect(None)
+            self._feed = _ignore
+            if framed and self._chunks is not None and (size := self._chunks.open_bytes) is not None:
+                client.left_open(size)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes from the engine."""
+        try:
+            self._feed(data)
+        except (HeadError, ChunkError) as error:
+            self._fail(UpstreamBroken(f"cannot understand the engine's answer: {error}"))
+
+    def lost(self, exc: BaseException | None) -> None:
+        """The connection has ended."""
+        if self.done or self._error is not None:
+            return
+        self._ended = True
+        if self.head is None:
+            if self._begun:
+                self._fail(UpstreamBroken("the connection broke within the head of the answer"))
+            else:
+                self._fail(StaleConnection())
+        elif exc is not None:
+            self._fail(UpstreamBroken(f"the connection broke within the answer: {exc or type(exc).__name__}"))
+        elif self._feed != self._to_backlog:
+            self._at_end()
+
+    def stop(self) -> None:
+        """Nobody wants the rest."""
+        self._pieces = None
+        self._feed = _ignore
+
+    # where the bytes go, in the order in which they come
+
+    def _to_head(self, data: bytes) -> None:
+        self._begun = True
+        data = self._backlog + data if self._backlog else data
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            head = parse_response(data[: end + 4])
+            data = data[end + 4 :]
+            if head.status < 200:  # RFC 9110 15.2: an interim answer; ours to drop, for we asked for none
+                continue
+            self.head, self._backlog = head, b""
+            self._chunks = Chunks() if head.chunked else None
+            self._left = head.length
+            if head.length == 0:
+                self._finish(data)
+            else:
+                self._feed = self._to_backlog
+                if data:
+                    self._to_backlog(data)
+                self._wake()
+            return
+        if len(data) > MAX_HEAD or (b"\n" in data and data.count(b"\n") != data.count(b"\r\n")):
+            raise HeadError("its head does not end")
+        self._backlog = data
+
+    def _to_backlog(self, data: bytes) -> None:
+        self._backlog += data
+        if len(self._backlog) > READ_AHEAD:
+            self.connection.hold()
+
+    def _to_gathered(self, data: bytes) -> None:
+        for piece in self._payload(data):
+            self._gathered += piece
+        if len(self._gathered) >= self._limit and not self.done:
+            self.connection.hold()
+            self._wake()
+
+    def _to_client_framed(self, data: bytes) -> None:
+        chunks, client = self._chunks, self._client
+        assert chunks is not None
+        assert client is not None
+        if framed := chunks.pass_on(data):
+            client.send_framed(framed)
+        if chunks.done:
+            self._finish(chunks.excess)
+
+    def _to_client(self, data: bytes) -> None:
+        assert self._client is not None
+        for piece in self._payload(data):
+            self._client.send(piece)
+
+    def _payload(self, data: bytes) -> list[bytes]:
+        """The bytes of the body in ``data``, and what that means."""
+        if self._chunks is not None:
+            pieces = self._chunks.take_out(data)
+            if self._chunks.done:
+                self._finish(self._chunks.excess)
+            return pieces
+        if self._left is not None:
+            data, rest = (data, b"") if len(data) <= self._left else (data[: self._left], data[self._left :])
+            self._left -= len(data)
+            if not self._left:
+                self._finish(rest)
+        self._size += len(data)
+        self._tail = data[-4:] if len(data) >= 4 else (self._tail + data)[-4:]
+        return [data] if data else []
+
+    # how it ends
+
+    def _attach(self, feed: Callable[[bytes], None]) -> None:
+        if self.done:
+            return
+        self._feed = feed
+        data, self._backlog = self._backlog, b""
+        if data:
+            self.feed(data)
+        if self._ended:
+            self._at_end()
+        self.connection.release()
+
+    def _at_end(self) -> None:
+        """All that the engine sent is understood."""
+        if self.done or self._error is not None:
+            return
+        if self._chunks is None and self._left is None:
+            self._finish(b"")  # RFC 9112 6.3: the end of the connection is the end of the body
+        else:
+            self._fail(UpstreamBroken("the connection broke within the answer: the engine closed it"))
+
+    def _finish(self, excess: bytes) -> None:
+        self.done = True
+        self._feed = _ignore
+        if excess:
+            self.connection.closed = True  # it says more than was asked: not to be used again
+        elif self.over:
+            self.connection.ends()
+        self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._feed = _ignore
+        self._wake()
+
+    def _too_late(self) -> None:
+        self._fail(NoFirstByte(f"no response byte within {self._patience:g} s"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        """Wait for the next event; raises what went wrong."""
+        if self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+
+
+def _ignore(data: bytes) -> None:
+    """For bytes that nobody wants."""

@@ -1,0 +1,93 @@
+"""Bytes to heads, by llhttp in its strict mode: token and value characters, line ends, folding, lengths.
+
+What llhttp lets pass and a relay must not is refused around it, and what a head means is ``proxy.headers``'s matter.
+"""
+
+from __future__ import annotations
+
+import httptools
+
+from proxy.headers import Fields, HeadError, RequestHead, ResponseHead, request_head, response_head
+
+#: Longest request line (414), longest field line and whole head, bytes, and most fields (431).
+MAX_LINE = 64 * 1024
+MAX_HEAD = 128 * 1024
+MAX_FIELDS = 128
+
+
+class _Collector:
+    __slots__ = ("fields", "status", "target")
+
+    def __init__(self) -> None:
+        self.fields: Fields = []
+        self.target = self.status = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name, value))
+
+    def on_url(self, target: bytes) -> None:
+        self.target += target
+
+    def on_status(self, status: bytes) -> None:
+        self.status += status
+
+
+def too_long(start: bytes) -> HeadError | None:
+    """Why a head of which this is the start is refused already, None if it may still become one."""
+    line_end = start.find(b"\n")
+    if (len(start) if line_end < 0 else line_end) > MAX_LINE:
+        return HeadError("the request line is too long", 414)
+    if len(start) > MAX_HEAD:
+        return HeadError("the head is too long", 431)
+    # A line break that no later byte can make right.
+    if line_end == 0 or (line_end > 0 and start.count(b"\n") != start.count(b"\r\n")):
+        return HeadError("a line ends without CR")
+    return None
+
+
+def parse_request(head: bytes) -> RequestHead:
+    """A complete head with its empty line; raises ``HeadError``."""
+    line, _, rest = head.partition(b"\r\n")
+    if len(line) > MAX_LINE:
+        raise HeadError("the request line is too long", 414)
+    http11 = line.endswith(b" HTTP/1.1")
+    # One space each, and 1.0 or 1.1; a head of 0.9 has no fields, one of 2.0 is not sent so.
+    if line.count(b" ") != 2 or not (http11 or line.endswith(b" HTTP/1.0")):
+        raise HeadError("the request line is not of HTTP/1.1")
+    if len(rest) > MAX_LINE and max(map(len, rest.split(b"\r\n"))) > MAX_LINE:
+        raise HeadError("a field is too long", 431)
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # Upgrade is not followed: the request is what it is without it (RFC 9110 7.8)
+    except httptools.HttpParserError as error:
+        raise HeadError(str(error)) from None
+    fields = collector.fields
+    if len(fields) > MAX_FIELDS:
+        raise HeadError("too many fields", 431)
+    method, target = parser.get_method(), collector.target
+    if line != b"%b %b HTTP/1.%d" % (method, target, http11):
+        raise HeadError("the request line can be read in two ways")
+    if target[:1] != b"/" and (target != b"*" or method != b"OPTIONS") and b"://" not in target:
+        raise HeadError("the request target is not a path")
+    return request_head(method.decode(), target.decode("latin-1"), http11, fields)
+
+
+def parse_response(head: bytes) -> ResponseHead:
+    """A complete head with its empty line; raises ``HeadError``."""
+    collector = _Collector()
+    parser = httptools.HttpResponseParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade as error:
+        raise HeadError("the engine switches protocols") from error
+    except httptools.HttpParserError as error:
+        raise HeadError(str(error)) from None
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise HeadError(f"the engine speaks HTTP/{version}")
+    return response_head(
+        parser.get_status_code(), collector.status.decode("latin-1"), version == "1.1", collector.fields
+    )

@@ -1,0 +1,521 @@
+"""What the relay costs, beside a direct connection, nginx and other routers, in one run and taking turns.
+
+    .venv/bin/python tests/bench/bench_relay.py [--rounds 3] [--peers direct,ours,nginx,...] [--cache DIR]
+        [--checkout NAME=DIR]
+
+Peers that are not in the cache directory (see tests/bench/install-peers) are named and skipped. ``--checkout`` adds the
+proxy of another checkout. The proxy under test has one core, two stub engines and the load share another. CPU is what
+the kernel counted for the peer's processes, so it does not depend on what else the machine does; latencies do.
+
+``ours`` is ``PublicProxy`` on uvloop with its policies, its access log (formatted, to /dev/null) and an admission that
+counts as the supervisor's does, but without the rest of the supervisor around it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+SCRIPT = str(Path(__file__).resolve())
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLAIN = 0  # seed: a whole answer
+TICKS = 1  # max_tokens events, one each TICK
+TOGETHER = 2  # max_tokens requests are answered at the same moment
+SILENT = 3  # one event, then nothing
+TICK = 0.02
+ANSWER = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "choices": [{"text": "x" * 300}]}).encode()
+EVENT = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","t":%020.9f,"choices":[{"delta":{"content":"abc"}}]}'
+)
+
+
+# the engine
+
+
+class Engine(asyncio.Protocol):
+    streams: ClassVar[dict[Engine, int]] = {}
+    gathered: ClassVar[list[Engine]] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.buffer = transport, b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        Engine.streams.pop(self, None)
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            length = re.search(rb"(?i)\ncontent-length: *(\d+)", self.buffer[:end])
+            if length is None and re.search(rb"(?i)\ntransfer-encoding: *chunked", self.buffer[:end]):
+                stop = self.buffer.find(b"\r\n0\r\n\r\n", end)
+                if stop < 0:
+                    return
+                size = stop + 7 - end - 4
+            else:
+                size = int(length[1]) if length else 0
+            if len(self.buffer) < end + 4 + size:
+                return
+            body, self.buffer = self.buffer[end + 4 : end + 4 + size], self.buffer[end + 4 + size :]
+            self.answer(body)
+
+    def answer(self, body: bytes) -> None:
+        seed, count = (re.search(rb'"%b": ?(\d+)' % name, body) for name in (b"seed", b"max_tokens"))
+        mode = int(seed[1]) if seed else PLAIN
+        if mode == PLAIN:
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            self.transport.write(head % len(ANSWER) + ANSWER)
+            return
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        if mode == TICKS:
+            self.transport.write(head)
+            Engine.streams[self] = int(count[1])
+        elif mode == SILENT:
+            self.transport.write(head + _chunk())
+        else:
+            Engine.gathered.append(self)
+            if len(Engine.gathered) == int(count[1]):
+                for one in Engine.gathered:
+                    one.transport.write(head + _chunk() + b"0\r\n\r\n")
+                Engine.gathered.clear()
+
+
+def _chunk() -> bytes:
+    event = EVENT % time.monotonic() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+async def engine(path: str) -> None:
+    loop = asyncio.get_running_loop()
+    for one in path.split(","):
+        await loop.create_server(Engine, "127.0.0.1", int(one), backlog=4096)
+    print("ready", flush=True)
+    while True:
+        await asyncio.sleep(TICK)
+        for stream, left in list(Engine.streams.items()):
+            stream.transport.write(_chunk() if left > 1 else _chunk() + b"0\r\n\r\n")
+            Engine.streams[stream] = left - 1
+            if left <= 1:
+                del Engine.streams[stream]
+
+
+# our proxy
+
+
+async def serve(port: int, engines: list[int]) -> None:
+    from proxy.server import PublicProxy
+    from supervisord.core.admission import Candidate, Lease
+    from supervisord.core.spec import ModelSpec, ProxySpec, ReplicaSpec
+    from supervisord.sd.journal import set_up_logging
+
+    class Books:
+        def __init__(self) -> None:
+            self.flying = {f"r{n}": 0 for n in range(len(engines))}
+            self.endpoints = {f"r{n}": f"http://127.0.0.1:{number}" for n, number in enumerate(engines)}
+            self.number = 0
+
+        def admit(self, model: str, choose: Any, *, exclude: frozenset[str] = frozenset()) -> Lease:
+            names = [name for name in self.flying if name not in exclude]
+            choice = choose([Candidate(name, self.flying[name], 0) for name in names])
+            self.flying[choice.replica] += 1
+            self.number += 1
+            endpoint = self.endpoints[choice.replica]
+            return Lease(self.number, "m", choice.replica, endpoint, ("m",), choice.reason)
+
+        def finish(self, lease: Lease, ending: object, detail: str = "") -> None:
+            self.flying[lease.replica] -= 1
+
+        def listing(self) -> tuple[()]:
+            return ()
+
+    set_up_logging(logging.INFO, {})
+    replicas = tuple(ReplicaSpec(f"r{n}", "m", "u.service", "http://x:1") for n in range(len(engines)))
+    admission: Any = Books()
+    proxy = PublicProxy(admission, ProxySpec(), [ModelSpec("m", replicas)], lambda failover: None)
+    await proxy.start([socket.create_server(("127.0.0.1", port), backlog=4096)])
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+# the peers
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+NGINX = """
+worker_processes 1; daemon off; pid {dir}/pid; error_log /dev/null; worker_rlimit_nofile 20000;
+events {{ worker_connections 10000; }}
+http {{
+  access_log /dev/null; client_body_temp_path {dir}; proxy_temp_path {dir}; fastcgi_temp_path {dir};
+  uwsgi_temp_path {dir}; scgi_temp_path {dir}; client_max_body_size 256m; client_body_buffer_size 1m;
+  keepalive_requests 10000000;
+  upstream engines {{ {servers} keepalive 512; keepalive_requests 10000000; }}
+  server {{ listen 127.0.0.1:{port} backlog=4096; location / {{
+    proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    proxy_request_buffering on; proxy_read_timeout 600s; }} }}
+}}
+"""
+
+
+class Peer:
+    """A process between the load and the engines."""
+
+    def __init__(self, name: str, options: argparse.Namespace, engines: list[int], cpu: int | None) -> None:
+        self.name, self.port = name, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        cache, python = options.cache, sys.executable
+        environment = dict(os.environ)
+        pinned = ["taskset", "-c", str(cpu)] if cpu is not None else []
+        urls = [f"http://127.0.0.1:{engine}" for engine in engines]
+        if name == "direct":
+            self.port = engines[0]
+            return
+        if name in options.checkouts:
+            checkout = options.checkouts[name]
+            environment["PYTHONPATH"] = str(checkout)
+            loop = "asyncio" if name != "ours" else "uvloop"
+            script = str(Path(__file__).resolve())
+            command = [python, script, "serve", str(self.port), ",".join(map(str, engines)), loop]
+        elif name == "nginx":
+            folder = Path(tempfile.mkdtemp(prefix="bench-nginx-"))
+            servers = "".join(f"server 127.0.0.1:{engine};" for engine in engines)
+            (folder / "conf").write_text(NGINX.format(dir=folder, port=self.port, servers=servers))
+            command = [str(_nginx(cache)), "-c", str(folder / "conf")]
+        elif name == "vllm-router":
+            command = [str(cache / "routers/bin/python"), "-m", "vllm_router.launch_router", "--worker-urls", *urls]
+            command += ["--host", "127.0.0.1", "--port", str(self.port), "--policy", "round_robin"]
+            command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
+        else:
+            command = [str(cache / "routers/bin/python"), "-m", "sglang_router.launch_router", "--worker-urls", *urls]
+            command += ["--host", "127.0.0.1", "--port", str(self.port), "--policy", "round_robin"]
+            command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
+        self.process = subprocess.Popen(
+            [*pinned, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def processes(self) -> list[int]:
+        if self.process is None:
+            return []
+        found, queue = [], [self.process.pid]
+        while queue:
+            pid = queue.pop()
+            found.append(pid)
+            with contextlib.suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    queue += [int(child) for child in (task / "children").read_text().split()]
+        return found
+
+    def cpu(self) -> float:
+        """Seconds that its threads have run."""
+        total = 0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    total += int((task / "schedstat").read_text().split()[0])
+        return total / 1e9
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        return sum(
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            for pid in self.processes()
+        )
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def _nginx(cache: Path) -> Path:
+    return cache / "nginx/usr/sbin/nginx"
+
+
+# the load
+
+
+class Load(asyncio.Protocol):
+    """One connection; ``ended`` at the end of each answer, with the time of its first body byte."""
+
+    def __init__(self) -> None:
+        self.buffer = b""
+        self.delays: list[float] = []
+        self.ended: asyncio.Future[float] | None = None
+        self.first: asyncio.Future[float] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for waiter in (self.ended, self.first):
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(ConnectionError(f"the peer closed: {exc} {self.buffer[:300]!r}"))
+
+    def ask(self, request: bytes) -> asyncio.Future[float]:
+        loop = asyncio.get_running_loop()
+        self.ended, self.first, self.head, self.buffer = loop.create_future(), loop.create_future(), None, b""
+        self.first.add_done_callback(lambda first: first.exception() if not first.cancelled() else None)
+        self.transport.write(request)
+        return self.ended
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        self.buffer += data
+        if self.head is None:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self.head, self.buffer = self.buffer[:end], self.buffer[end + 4 :]
+            if not self.head.startswith(b"HTTP/1.1 200"):
+                self.ended.set_exception(RuntimeError(self.head.decode()))
+                return
+            length = re.search(rb"(?i)\ncontent-length: *(\d+)", self.head)
+            self.left = int(length[1]) if length else None
+        if self.left is not None:
+            if len(self.buffer) >= self.left and not self.ended.done():
+                self.ended.set_result(now)
+            return
+        for sent in re.findall(rb'"t":([0-9.]{20})', self.buffer):
+            self.delays.append(now - float(sent))
+            if not self.first.done():
+                self.first.set_result(now)
+        if self.buffer.endswith(b"0\r\n\r\n"):
+            self.ended.set_result(now)
+        self.buffer = self.buffer[-8:] if b'"t":' not in self.buffer[-60:] else self.buffer[-60:]
+
+
+def request(mode: int = PLAIN, count: int = 0, size: int = 0) -> bytes:
+    messages: list[dict[str, str]] = [{"role": "user", "content": "hello"}]
+    if size:
+        messages = [{"role": ("user", "assistant")[n % 2], "content": "word " * (size // 300)} for n in range(60)]
+    body: dict[str, object] = {"model": "m", "messages": messages, "max_tokens": count or 16, "seed": mode}
+    if mode:
+        body["stream"] = True
+    data = json.dumps(body).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n"
+        "Accept-Encoding: gzip, deflate\r\nUser-Agent: OpenAI/Python 2.0\r\nAuthorization: Bearer none\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+async def connected(port: int, count: int) -> list[Load]:
+    loop = asyncio.get_running_loop()
+    loads = []
+    for _ in range(count):
+        for _ in range(200):
+            try:
+                loads.append((await loop.create_connection(Load, "127.0.0.1", port))[1])
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        else:
+            raise ConnectionError("nobody listens")
+    return loads
+
+
+async def one_by_one(peer: Peer, number: int, size: int = 0) -> float:
+    """Median seconds of an answer, one request after another."""
+    (load,) = await connected(peer.port, 1)
+    asked, times = request(size=size), []
+    for _ in range(number):
+        began = time.monotonic()
+        times.append(await load.ask(asked) - began)
+    load.transport.abort()
+    return statistics.median(times[number // 10 :])
+
+
+async def throughput(peer: Peer, seconds: float, at_once: int = 64) -> tuple[float, float]:
+    """Requests a second, and the peer's CPU seconds per request."""
+    loads, asked, number = await connected(peer.port, at_once), request(), 0
+    cpu, began = peer.cpu(), time.monotonic()
+
+    async def client(load: Load) -> None:
+        nonlocal number
+        while time.monotonic() < began + seconds:
+            await load.ask(asked)
+            number += 1
+
+    await asyncio.gather(*map(client, loads))
+    took, used = time.monotonic() - began, peer.cpu() - cpu
+    for load in loads:
+        load.transport.abort()
+    return number / took, used / number
+
+
+async def streams(peer: Peer, number: int, events: int) -> tuple[float, float, float]:
+    """CPU seconds per event, and the median and 99th percentile of an event's way."""
+    loads = await connected(peer.port, number)
+    asked = request(TICKS, events)
+    cpu = peer.cpu()
+    await asyncio.gather(*(load.ask(asked) for load in loads))
+    used = peer.cpu() - cpu
+    delays = sorted(delay for load in loads for delay in load.delays)
+    for load in loads:
+        load.transport.abort()
+    return used / (number * events), delays[len(delays) // 2], delays[int(len(delays) * 0.99)]
+
+
+async def fan_in(peer: Peer, number: int, engines: int) -> float:
+    """Seconds until the last of ``number`` first bytes that the engines send at the same moment."""
+    loads = await connected(peer.port, number)
+    share = number if peer.name == "direct" else number // engines
+    await asyncio.gather(*(load.ask(request(TOGETHER, share)) for load in loads))
+    for load in loads:
+        load.transport.abort()
+    return max(load.delays[0] for load in loads)
+
+
+async def memory(peer: Peer, number: int) -> float:
+    """Resident bytes per open stream."""
+    before = peer.memory()
+    loads = await connected(peer.port, number)
+    for load in loads:
+        load.ask(request(SILENT)).add_done_callback(lambda ended: ended.exception() if not ended.cancelled() else None)
+    await asyncio.gather(*(load.first for load in loads))
+    after = peer.memory()
+    for load in loads:
+        load.transport.abort()
+    return (after - before) / number
+
+
+async def measure(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    found["c=1 us"] = 1e6 * await one_by_one(peer, 400)
+    found["400 kB us"] = 1e6 * await one_by_one(peer, 60, 400_000)
+    rate, cpu = await throughput(peer, options.seconds)
+    found["req/s c=64"], found["CPU us/req"] = rate, 1e6 * cpu
+    if not options.quick:
+        cpu, middle, slow = await streams(peer, 256, 100)
+        found["CPU us/event"], found["event p50 us"], found["event p99 us"] = 1e6 * cpu, 1e6 * middle, 1e6 * slow
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                found["fan-in ms"] = 1e3 * await fan_in(peer, 256, 2)
+    return found
+
+
+async def ready(peer: Peer) -> None:
+    """Wait until a request is answered: routers look for their workers first."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(OSError, RuntimeError):
+                (load,) = await connected(peer.port, 1)
+                await load.ask(request())
+                load.transport.abort()
+                return
+            await asyncio.sleep(0.2)
+
+
+@contextlib.contextmanager
+def running(peer: Peer) -> Iterator[Peer]:
+    try:
+        yield peer
+    finally:
+        peer.stop()
+
+
+async def bench(options: argparse.Namespace) -> None:
+    engines = [free_port(), free_port()]
+    cpus = sorted(os.sched_getaffinity(0))
+    mine, theirs = (cpus[1], cpus[0]) if len(cpus) > 1 else (None, None)
+    if mine is not None:
+        os.sched_setaffinity(0, {mine})
+    script = [sys.executable, SCRIPT, "engine", ",".join(map(str, engines)), "-", "uvloop"]
+    process = subprocess.Popen(script, stdout=subprocess.PIPE)  # noqa: ASYNC220 - nothing else runs yet
+    assert process.stdout is not None
+    process.stdout.readline()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in options.peers}
+    try:
+        for round_number in range(options.rounds):
+            for name in options.peers:
+                try:
+                    with running(Peer(name, options, engines, theirs)) as peer:
+                        await ready(peer)
+                        async with asyncio.timeout(120):
+                            found = await measure(peer, options)
+                        if options.streams:
+                            async with asyncio.timeout(60):
+                                found["kB/stream"] = await memory(peer, options.streams) / 1000
+                        results[name].append(found)
+                        shown = "  ".join(f"{key} {value:.4g}" for key, value in found.items())
+                        print(f"round {round_number} {name:12} {shown}", flush=True)
+                except (OSError, RuntimeError, TimeoutError) as error:
+                    print(f"round {round_number} {name}: failed: {type(error).__name__} {error}", flush=True)
+    finally:
+        process.kill()
+        process.wait()
+    report(results)
+
+
+def report(results: dict[str, list[dict[str, float]]]) -> None:
+    columns = list(dict.fromkeys(key for rounds in results.values() for found in rounds for key in found))
+    print("\n| peer | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
+    for name, rounds in results.items():
+        cells = []
+        for key in columns:
+            values = sorted(found[key] for found in rounds if key in found)
+            cells.append(
+                f"{statistics.median(values):,.4g} ({values[0]:,.4g}-{values[-1]:,.4g})" if values else "failed"
+            )
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    if len(sys.argv) == 5 and sys.argv[1] in ("engine", "serve"):
+        import uvloop
+
+        role, first, second, loop = sys.argv[1:]
+        work = engine(first) if role == "engine" else serve(int(first), [int(port) for port in second.split(",")])
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+            runner.run(work)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of requests, per round and peer")
+    parser.add_argument("--streams", type=int, default=2000, help="open at once, for memory; 0: not measured")
+    parser.add_argument("--quick", action="store_true", help="requests only")
+    parser.add_argument("--peers", default="direct,ours,nginx,vllm-router,sglang-router")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/vllm-supervisord-bench")
+    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=DIR")
+    options = parser.parse_args()
+    options.checkouts = {"ours": REPOSITORY} | {
+        name: Path(folder).resolve() for name, _, folder in (one.partition("=") for one in options.checkout)
+    }
+    options.peers = [*options.peers.split(","), *(name for name in options.checkouts if name != "ours")]
+    for name in list(options.peers):
+        missing = (name == "nginx" and not _nginx(options.cache).exists()) or (
+            name.endswith("-router") and not (options.cache / "routers/bin/python").exists()
+        )
+        if missing:
+            print(f"skipped: {name} is not installed in {options.cache}")
+            options.peers.remove(name)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(bench(options))
+
+
+if __name__ == "__main__":
+    main()
