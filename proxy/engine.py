@@ -180,6 +180,16 @@ class Conversation:
         finally:
             timer.cancel()
 
+    async def begins(self) -> None:
+        """Wait for the first byte of the body, or its end; raises ``UpstreamBroken``."""
+        while not self._backlog and not self.done:
+            if self._ended:
+                self._at_end()
+            else:
+                await self._wait()
+            if self._error is not None:
+                raise self._error
+
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
         self._limit = limit
@@ -224,6 +234,8 @@ class Conversation:
             self._fail(UpstreamBroken(f"the connection broke within the answer: {exc or type(exc).__name__}"))
         elif self._feed != self._to_backlog:
             self._at_end()
+        else:
+            self._wake()
 
     def stop(self) -> None:
         """Nobody wants the rest."""
@@ -259,6 +271,7 @@ class Conversation:
         self._backlog += data
         if len(self._backlog) > READ_AHEAD:
             self.connection.hold()
+        self._wake()
 
     def _to_gathered(self, data: bytes) -> None:
         for piece in self._payload(data):

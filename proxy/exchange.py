@@ -77,6 +77,10 @@ class Answer(Protocol):
         """This is what the client gets: nobody else will need the request's body, which may be given back."""
         ...
 
+    async def begins(self) -> None:
+        """Wait for the first byte of the body, or its end; raises ``UpstreamBroken``."""
+        ...
+
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
         ...

@@ -5,6 +5,8 @@ Every lease is returned in one place, the ``finally`` of ``_attempt``, whatever 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +25,11 @@ log = logging.getLogger("proxy.relay")
 #: A plain answer of at most so many bytes goes to the client when it is whole. An engine sends the head of one and then
 #: its body: a client that had seen the head of an engine that was killed in between could not be helped any more.
 MOST_HELD = 1024 * 1024
+
+#: An engine sends the head of a stream before it has done anything for it. Held until the first event comes, a stream
+#: that dies in the queue or in its prefill costs the client nothing either; after so many seconds the head goes out
+#: alone, for somebody on the way may be waiting for one.
+HEAD_HELD = 15.0
 
 #: What vLLM says with a 500 when it takes no more requests, or its core is dead.
 _GOING_DOWN = (b"cannot schedule new futures", b"EngineDeadError", b"EngineCore encountered an issue")
@@ -159,6 +166,9 @@ async def _whole(answer: Answer) -> bytes | None:
 
     An engine on its way down answers, but not the question: that answer is lost as well.
     """
+    if answer.head.is_event_stream and answer.head.status == 200:
+        await _first_event(answer)
+        return None
     length = answer.head.length
     if length is None or length > MOST_HELD or answer.head.is_event_stream:
         return None
@@ -171,6 +181,15 @@ async def _whole(answer: Answer) -> bytes | None:
     if answer.head.status == 200 and any(words in whole for words in _ABORTED):
         raise _LostAnswer("the engine aborted the request")
     return whole
+
+
+async def _first_event(answer: Answer) -> None:
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAD_HELD):
+                await answer.begins()
+    except UpstreamBroken as failure:
+        raise _LostAnswer(str(failure)) from None
 
 
 def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:

@@ -95,6 +95,10 @@ class EngineAnswer:
         if self._talk.sent:
             self._body.close()
 
+    async def begins(self) -> None:
+        """Wait for the first byte of the body, or its end."""
+        await self._talk.begins()
+
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``."""
         return await self._talk.read(limit)

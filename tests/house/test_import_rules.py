@@ -23,7 +23,7 @@ RULES = {
     "proxy/routes.py": (("proxy", "supervisord.core"), ()),
     "proxy/errors.py": (("proxy", "supervisord.core"), ()),
     "proxy/relay.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
-    "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("aiohttp", "multidict", "yarl")),
+    "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("httptools",)),
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),
     "supervisord/simulator": (("supervisord.simulator", VERSION), ("aiohttp", "multidict", "yarl")),
@@ -35,6 +35,7 @@ RULES = {
     "supervisord/bus": (("supervisord.bus", "supervisord.core", "supervisord.control"), ("dbus_next",)),
     "supervisord/cli": (("supervisord",), ("dbus_next",)),
     "supervisord/statedir.py": (("supervisord.core",), ()),
+    "supervisord/app.py": (("supervisord", "proxy"), ("uvloop",)),
     "supervisord": (("supervisord", "proxy"), ()),
 }
 

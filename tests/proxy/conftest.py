@@ -74,3 +74,9 @@ def no_open_files_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     # A loop of a test's own has files of its own, and comes and goes out of our sight: see rig.
     assert inspect.iscoroutinefunction(request.function) or not open_files() - before
+
+
+@pytest.fixture
+def heads_at_once(monkeypatch):
+    """Heads of streams go out before their first event: for tests of what happens in between."""
+    monkeypatch.setattr("proxy.relay.HEAD_HELD", 0.0)

@@ -184,6 +184,7 @@ async def test_silence_beyond_the_first_byte_timeout_is_504_and_nobody_else_gets
     await asyncio.wait_for(engine.lost.wait(), 10)
 
 
+@pytest.mark.usefixtures("heads_at_once")
 async def test_a_stream_is_under_no_timeout_after_its_first_byte(rig):
     release = asyncio.Event()
 

@@ -83,7 +83,29 @@ async def test_a_client_that_leaves_ends_an_answer_that_is_held(rig):
     await rig.until(lambda: rig.admission.endings == [("a", Ending.CLIENT_GONE)])
 
 
-async def test_the_head_of_a_stream_is_not_held(rig):
+@pytest.mark.parametrize("ending", ["close", "reset"])
+async def test_a_stream_that_dies_before_its_first_event_costs_the_client_nothing(rig, ending):
+    async def die(request, connection):
+        await connection.send(event_stream_head())
+        if ending == "close":
+            await connection.close()
+        else:
+            connection.reset()
+        raise ConnectionResetError
+
+    async def stream(request, connection):
+        await connection.send(event_stream_head() + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    await rig.engine("a", die)
+    await rig.engine("b", stream)
+    answer = await rig.post(STREAM)
+    assert (answer.status, answer.header("x-vllmctl-replica")) == (200, "b")
+    assert answer.body == b"data: [DONE]\n\n"
+    assert rig.admission.endings == [("a", Ending.STREAM_BROKEN), ("b", Ending.COMPLETED)]
+
+
+@pytest.mark.usefixtures("heads_at_once")
+async def test_the_head_of_a_stream_is_not_held_for_ever(rig):
     go = asyncio.Event()
 
     async def stream(request, connection):

@@ -241,6 +241,7 @@ async def test_what_a_client_writes_cannot_forge_log_lines(rig, access_log):
     assert second.fields["code"] == "unknown_url"
 
 
+@pytest.mark.usefixtures("heads_at_once")
 async def test_a_client_that_left_in_mid_stream_is_499_in_the_log(rig, access_log):
     async def silent(request, connection):
         await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")

@@ -16,6 +16,7 @@ from supervisord.core.admission import Ending
 EVENT = b'data: {"x": "\xc3\xa9"}\n\n'
 
 
+@pytest.mark.usefixtures("heads_at_once")
 async def test_every_chunk_arrives_when_it_is_sent_with_its_bytes_untouched(rig):
     go = asyncio.Semaphore(0)
 
@@ -188,6 +189,7 @@ async def test_an_http_1_0_client_gets_no_chunks(rig):
 
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
 @pytest.mark.parametrize("phase", ["before the head", "silent stream", "plain body"])
+@pytest.mark.usefixtures("heads_at_once")
 async def test_a_client_that_leaves_ends_the_engine_s_work_at_once(rig, phase, how):
     async def work(request, connection):
         if phase == "silent stream":
