@@ -31,7 +31,7 @@ def log_request(method: str, route: str, request_id: str, outcome: Outcome, star
         "code": outcome.code,
         "detail": "; ".join(outcome.details),
     }
-    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value not in ("", None)])
+    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""])
     # As log.info does it, without looking for the caller in the stack, which would be a fifth of the whole.
     log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None, extra={"fields": fields}))
 

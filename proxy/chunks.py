@@ -62,6 +62,14 @@ class Chunks:
 
     def pass_on(self, data: bytes) -> bytes:
         """``data``'s chunks as they are: whole framing only, and without the last chunk, which ends the body."""
+        if self._left == _SIZE and not self._held:  # most often one whole chunk, an event
+            line_end = data.find(b"\r\n", 0, 18)
+            if line_end > 0:
+                size, extension = _size(data[:line_end])
+                if size > 4 and not extension and line_end + 4 + size == len(data) and data.endswith(b"\r\n"):
+                    self.size += size
+                    self.tail = data[-6:-2]
+                    return data
         data, end, spans, cuts = self._scan(data)
         if spans:
             start, stop = spans[-1]

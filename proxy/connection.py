@@ -130,6 +130,7 @@ class ClientConnection(asyncio.Protocol):
         # One timer for all limits, of which one applies at a time: None while a request is answered.
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     # what the transport says
 
@@ -315,18 +316,22 @@ class ClientConnection(asyncio.Protocol):
 
     def _limit_at(self, deadline: float) -> None:
         self._deadline = deadline
-        if self._timer is not None and self._timer.when() > deadline:
+        if self._timer is not None and self._timer_at > deadline:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._tick)
+            self._set_timer(deadline)
+
+    def _set_timer(self, at: float) -> None:
+        # The time is kept here: uvloop's handle of a timer that is due already does not know it.
+        self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
 
     def _tick(self) -> None:
         self._timer = None
         if self._deadline is None:
             return
         if self._deadline > self._loop.time():
-            self._timer = self._loop.call_at(self._deadline, self._tick)
+            self._set_timer(self._deadline)
         elif self._request is not None and self._request.receiving:
             self._deadline = None
             self._request.fail(ProxyError(408, "request_timeout", "the request body comes too slowly"))

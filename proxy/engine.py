@@ -39,10 +39,11 @@ class EngineConnection(asyncio.Protocol):
         return talk
 
     def data_received(self, data: bytes) -> None:
-        if self._talk is None:
+        talk = self._talk
+        if talk is None:
             self.cut()  # an engine that speaks first: a goodbye, or nonsense
         else:
-            self._talk.feed(data)
+            talk.feed(data)
 
     def eof_received(self) -> None:
         self.closed = True

@@ -60,7 +60,7 @@ class Facts:
         return self.keys[min(self.instructions, len(self.keys) - 1)] if self.keys else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Value:
     """One JSON value of a body: where it stands in ``text``, and what it means."""
 

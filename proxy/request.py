@@ -10,8 +10,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
 
 from proxy.body import Body, Splice
 from proxy.errors import bad_request
@@ -19,14 +20,15 @@ from proxy.facts import Facts, Value, facts_of
 from proxy.multipart import read_form
 from proxy.routes import Handler, Prompt, Route
 
-_DECODER = json.JSONDecoder()
+#: The standard library's own scanner: the value at a place of a text, and where it ends.
+_SCAN_ONCE: Callable[[str, int], tuple[object, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Members whose elements are wanted one by one.
 _ARRAYS = frozenset({"messages", "input"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelName:
     """Where the body has the model's name: bytes ``start`` to ``end``, in JSON (quotes included) or plain."""
 
@@ -41,7 +43,7 @@ class ModelName:
         return Splice(self.start, self.end, text.encode(self.encoding))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Read:
     """What reading a body found. ``model_name`` is None where the body names no model."""
 
@@ -115,16 +117,23 @@ def _members(text: str) -> Iterator[tuple[str, Value]]:
     while True:
         if text[at : at + 1] != '"':
             raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-        name, at = _scan(text, at)
-        at = _skip(text, at)
-        if text[at : at + 1] != ":":
-            raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
-        start = _skip(text, at + 1)
-        assert isinstance(name, str)
-        value = _array(text, start) if name in _ARRAYS and text[start : start + 1] == "[" else _value(text, start)
+        name, at = scanstring(text, at + 1)
+        if text[at : at + 1] != ":":  # a space before it is rare
+            at = _skip(text, at)
+            if text[at : at + 1] != ":":
+                raise json.JSONDecodeError("Expecting ':' delimiter", text, at)
+        at = _skip(text, at + 1)
+        if name in _ARRAYS and text[at : at + 1] == "[":
+            value = _array(text, at)
+        else:
+            found, end = _scan(text, at)
+            value = Value(text, at, end, found)
         yield name, value
-        at = _skip(text, value.end)
+        at = value.end
         following = text[at : at + 1]
+        if following in _SPACES:
+            at = _skip(text, at)
+            following = text[at : at + 1]
         if following == "}":
             _expect_end(text, at + 1)
             return
@@ -138,8 +147,9 @@ def _array(text: str, start: int) -> Value:
     at = _skip(text, start + 1)
     if text[at : at + 1] != "]":
         while True:
-            elements.append(_value(text, at))
-            at = _skip(text, elements[-1].end)
+            value, end = _scan(text, at)
+            elements.append(Value(text, at, end, value))
+            at = _skip(text, end)
             following = text[at : at + 1]
             if following == "]":
                 break
@@ -149,13 +159,11 @@ def _array(text: str, start: int) -> Value:
     return Value(text, start, at + 1, [element.value for element in elements], tuple(elements))
 
 
-def _value(text: str, at: int) -> Value:
-    value, end = _scan(text, at)
-    return Value(text, at, end, value)
-
-
 def _scan(text: str, at: int) -> tuple[object, int]:
-    return _DECODER.raw_decode(text, at)
+    try:
+        return _SCAN_ONCE(text, at)
+    except StopIteration as stop:
+        raise json.JSONDecodeError("Expecting value", text, stop.value) from None
 
 
 def _skip(text: str, at: int) -> int:

@@ -34,9 +34,10 @@ from typing import Any, ClassVar
 
 SCRIPT = str(Path(__file__).resolve())
 REPOSITORY = Path(__file__).resolve().parents[2]
-PLAIN = 0  # seed: a whole answer
-TICKS = 1  # max_tokens events, one each TICK
-TOGETHER = 2  # max_tokens requests are answered at the same moment
+# What the engine shall do is in the request's seed: 10 * N + one of these.
+PLAIN = 0  # a whole answer
+TICKS = 1  # N events, one each TICK
+TOGETHER = 2  # N requests are answered at the same moment
 SILENT = 3  # one event, then nothing
 TICK = 0.02
 ANSWER = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "choices": [{"text": "x" * 300}]}).encode()
@@ -75,8 +76,8 @@ class Engine(asyncio.Protocol):
             self.answer(body)
 
     def answer(self, body: bytes) -> None:
-        seed, count = (re.search(rb'"%b": ?(\d+)' % name, body) for name in (b"seed", b"max_tokens"))
-        mode = int(seed[1]) if seed else PLAIN
+        seed = re.search(rb'"seed": ?(\d+)', body)  # routers write bodies anew, but leave this one as it is
+        count, mode = divmod(int(seed[1]) if seed else PLAIN, 10)
         if mode == PLAIN:
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             self.transport.write(head % len(ANSWER) + ANSWER)
@@ -84,12 +85,12 @@ class Engine(asyncio.Protocol):
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         if mode == TICKS:
             self.transport.write(head)
-            Engine.streams[self] = int(count[1])
+            Engine.streams[self] = count
         elif mode == SILENT:
             self.transport.write(head + _chunk())
         else:
             Engine.gathered.append(self)
-            if len(Engine.gathered) == int(count[1]):
+            if len(Engine.gathered) == count:
                 for one in Engine.gathered:
                     one.transport.write(head + _chunk() + b"0\r\n\r\n")
                 Engine.gathered.clear()
@@ -206,7 +207,7 @@ class Peer:
         else:
             command = [str(cache / "routers/bin/python"), "-m", "sglang_router.launch_router", "--worker-urls", *urls]
             command += ["--host", "127.0.0.1", "--port", str(self.port), "--policy", "round_robin"]
-            command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
+            command += ["--prometheus-port", str(free_port()), "--log-level", "warn"]
         self.process = subprocess.Popen(
             [*pinned, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -280,6 +281,8 @@ class Load(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
         self.buffer += data
+        if self.ended is None or self.ended.done():
+            return
         if self.head is None:
             end = self.buffer.find(b"\r\n\r\n")
             if end < 0:
@@ -307,7 +310,7 @@ def request(mode: int = PLAIN, count: int = 0, size: int = 0) -> bytes:
     messages: list[dict[str, str]] = [{"role": "user", "content": "hello"}]
     if size:
         messages = [{"role": ("user", "assistant")[n % 2], "content": "word " * (size // 300)} for n in range(60)]
-    body: dict[str, object] = {"model": "m", "messages": messages, "max_tokens": count or 16, "seed": mode}
+    body: dict[str, object] = {"model": "m", "messages": messages, "max_tokens": 16, "seed": 10 * count + mode}
     if mode:
         body["stream"] = True
     data = json.dumps(body).encode()

@@ -217,3 +217,11 @@ async def test_two_hundred_stalled_clients_and_a_flooding_engine_are_bounded_mem
 def resident() -> int:
     with open("/proc/self/statm") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_no_idle_time_at_all_closes_after_each_answer(rig):
+    rig.reconfigure(keepalive=0.0)
+    await rig.engine()
+    client = await rig.send(request_bytes())
+    assert (await client.response()).status == 200
+    assert await client.closed() == b""
