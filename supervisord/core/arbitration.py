@@ -15,7 +15,7 @@ from supervisord.core.actions import NoteKind
 from supervisord.core.fleet import Fleet, Turn
 from supervisord.core.goals import set_goal
 from supervisord.core.replica import Goal, Replica
-from supervisord.core.states import Hold, Life
+from supervisord.core.states import Health, Hold, Life
 
 #: How often a replica that waits for room looks again: residency and patience run out by themselves. Seconds.
 LOOK_AGAIN = 1.0
@@ -82,6 +82,9 @@ def _victims(turn: Turn, replica: Replica) -> list[Replica]:
             and other.life is Life.READY
             and bool(mine.intersection(other.spec.gpus))
             and not other.yields_to
+            and not _is_about_to_serve(turn.fleet, other)
+            # For a request, a sibling that is there is as good; only an operator wants this very one.
+            and (other.spec.model != replica.spec.model or bool(replica.tickets))
             and other.hold is not Hold.DRAINED
             and other.goal in (None, Goal.AWAKE)
             and resident
@@ -95,6 +98,14 @@ def _victims(turn: Turn, replica: Replica) -> list[Replica]:
 def _is_waited_for(fleet: Fleet, replica: Replica) -> bool:
     model = fleet.model_of(replica)
     return model is not None and bool(model.waiting)
+
+
+def _is_about_to_serve(fleet: Fleet, replica: Replica) -> bool:
+    """It has just become ready, and who waited for it is granted at the end of this turn."""
+    model = fleet.model_of(replica)
+    if model is None or not replica.routable or replica.health is not Health.OK:
+        return False
+    return any(waiter.excluded.get(replica.name) != replica.generation for waiter in model.waiting.values())
 
 
 def _ask_to_rest(turn: Turn, replica: Replica, beneficiary: Replica) -> None:

@@ -95,7 +95,14 @@ def _has_room(turn: Turn, replica: Replica) -> bool:
         replica.last_error = message
         fail_goal(turn, replica, CommandFailure.INSUFFICIENT_MEMORY, message)
         return False
-    return arbitration.make_room(turn, replica)
+    if arbitration.make_room(turn, replica):
+        return True
+    waited = turn.now - replica.wanted_since
+    if waited >= turn.fleet.supervisor.start_timeout:
+        # Whoever holds the memory is held itself, or too busy: an answer is owed all the same.
+        fail_goal(turn, replica, CommandFailure.INSUFFICIENT_MEMORY, f"no room on its GPUs within {waited:.0f} s")
+        replica.room_at = None
+    return False
 
 
 def _pursue_down(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:

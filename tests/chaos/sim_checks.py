@@ -149,9 +149,9 @@ class Checks:
             world.fail("1", f"a start of {replica.name} that had begun is stopped")
 
     def _stop_was_wanted(self, replica: Replica) -> bool:
-        """By an operator or the configuration; or it ended its start in the same step, found asleep."""
+        """By an operator or the configuration; or its start ended in the same step, found asleep or in the way."""
         found_asleep = self._world.units[replica.spec.unit].said is EngineState.ASLEEP
-        return replica.hold is Hold.DOWN or replica.leaving or found_asleep
+        return replica.hold is Hold.DOWN or replica.leaving or found_asleep or bool(replica.yields_to)
 
     # --- at an action ---
 
@@ -225,7 +225,8 @@ class Checks:
             model = fleet.models.get(spec.name)
             if model is not None and model.spec == spec:
                 for replica in model.replicas:
-                    self._untouched[replica.name] = _state(replica)
+                    if replica.life is not Life.FAILED:  # the end of its back-off is seen with the next event
+                        self._untouched[replica.name] = _state(replica)
 
     def _check_untouched(self) -> None:
         for name, before in self._untouched.items():

@@ -1,8 +1,8 @@
 """What random histories (tests/chaos) found, each in its shortest form."""
 
-from world import IdleLadder, Life, Phase, ShutDown, Verb, World, model
+from world import IdleLadder, Life, Phase, ShutDown, SupervisorSpec, Verb, World, model
 
-from supervisord.core.actions import Call, CallEngine, CommandFailure, Persist, ProbeEngine, RunUnitJob
+from supervisord.core.actions import Call, CallEngine, CommandFailure, NoteKind, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.admission import Ending, Lease
 from supervisord.core.events import UnitChanged
 from supervisord.core.step import next_due
@@ -138,3 +138,28 @@ def test_a_stop_that_was_refused_is_tried_again_and_does_not_keep_the_gpu_from_o
     world.run()
     assert world.life("a") is Life.STOPPED
     assert world.life("b") is Life.READY
+
+
+def test_a_start_that_finds_no_room_is_answered_within_the_start_timeout():
+    supervisor = SupervisorSpec(gpu_memory=80, start_timeout=300)
+    world = World(
+        model("chat", ("a",), {"a": (0,)}, memory=60),
+        model("embed", ("b",), {"b": (0,)}, memory=60),
+        supervisor=supervisor,
+        running=("a",),
+    )
+    world.run()
+    world.command("a", Verb.DRAIN)  # held by an operator: nobody may ask it to rest
+    ticket = world.command("b", Verb.START)
+    world.later(301)
+    assert world.answers[ticket].failure is CommandFailure.INSUFFICIENT_MEMORY
+    assert world.life("a") is Life.READY
+
+
+def test_a_burst_does_not_make_a_replica_rest_for_its_own_sibling():
+    supervisor = SupervisorSpec(gpu_memory=80, min_residency=0, make_room_after=0)
+    world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}, memory=60), supervisor=supervisor)
+    tickets = [world.admit() for _ in range(4)]
+    world.run()
+    assert all(isinstance(world.outcomes[ticket], Lease) for ticket in tickets)
+    assert world.noted(NoteKind.EVICTED) == 0
