@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine
-from email.utils import formatdate
-from typing import Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from proxy.chunks import ChunkError, Chunks
 from proxy.client import HttpClient
@@ -15,11 +13,11 @@ from proxy.errors import Dialect, ProxyError, bad_request, error_body, error_hea
 from proxy.exchange import Source
 from proxy.headers import HeadError, RequestHead
 from proxy.heads import parse_request, too_long
-from supervisord.core.spec import ProxySpec
 
 log = logging.getLogger("proxy.access")
 
-Handler = Callable[["HttpRequest", HttpClient], Coroutine[Any, Any, None]]
+if TYPE_CHECKING:
+    from proxy.clients import ClientServer
 
 #: Bytes of a response that may be unsent before its source is held.
 WRITE_BUFFER = 64 * 1024
@@ -27,83 +25,8 @@ WRITE_BUFFER = 64 * 1024
 READ_AHEAD = 256 * 1024
 #: Seconds that a connection being closed is given: to send what it has, and for a refused client to read why.
 LINGER = 5.0
-#: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
-#: takes four); some to spare.
-_TURNS_TO_BEGIN = 10
 #: A body must come with so many bytes a second on the whole, after its first ``client_body_timeout`` seconds.
 SLOWEST_BODY = 1024
-
-
-class ClientServer:
-    """The connections of a port; ``spec`` is read whenever a limit is needed."""
-
-    def __init__(self, handler: Handler, spec: ProxySpec) -> None:
-        self.handler = handler
-        self.spec = spec
-        self.connections: set[ClientConnection] = set()
-        #: Handlers under way, also those whose connection is lost.
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._all_lost = asyncio.Event()
-        self._silent: set[ClientConnection] = set()
-        self._all_heard = asyncio.Event()
-        self._date, self._date_of = b"", 0
-
-    def __call__(self) -> ClientConnection:
-        return ClientConnection(self)
-
-    async def close(self, patience: float) -> None:
-        """Close the connections; those that have not sent everything after ``patience`` seconds are cut."""
-        for connection in list(self.connections):
-            connection.close()
-        if not await self._closed_within(patience):
-            for connection in list(self.connections):
-                connection.transport.abort()
-            await self._closed_within(patience)
-        if self.tasks:
-            await asyncio.wait(self.tasks)
-
-    def connected(self, connection: ClientConnection) -> None:
-        """A client is there, and has asked nothing yet."""
-        self.connections.add(connection)
-        self._silent.add(connection)
-
-    def heard(self, connection: ClientConnection) -> None:
-        """Its first request has begun, or it is gone."""
-        self._silent.discard(connection)
-        if not self._silent:
-            self._all_heard.set()
-
-    async def everybody_heard(self) -> None:
-        """Returns when every client that was let in has begun its first request, or is gone."""
-        for _ in range(_TURNS_TO_BEGIN):
-            await asyncio.sleep(0)
-        while self._silent:
-            self._all_heard.clear()
-            await self._all_heard.wait()
-
-    def lost(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
-        self.connections.discard(connection)
-        self.heard(connection)
-        if not self.connections:
-            self._all_lost.set()
-
-    async def _closed_within(self, patience: float) -> bool:
-        try:
-            async with asyncio.timeout(patience):
-                while self.connections:
-                    self._all_lost.clear()
-                    await self._all_lost.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def date(self) -> bytes:
-        """The Date line of a response that has none (RFC 9110 6.6.1)."""
-        now = int(time.time())
-        if now != self._date_of:
-            self._date, self._date_of = f"Date: {formatdate(now, usegmt=True)}\r\n".encode(), now
-        return self._date
 
 
 class ClientConnection(asyncio.Protocol):

@@ -13,7 +13,8 @@ from os import urandom
 from proxy import routes
 from proxy.accesslog import log_request
 from proxy.client import HttpClient
-from proxy.connection import ClientServer, HttpRequest
+from proxy.clients import ClientServer
+from proxy.connection import HttpRequest
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Outcome
 from proxy.headers import is_request_id
