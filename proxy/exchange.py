@@ -106,6 +106,8 @@ class Outcome:
     bytes_sent: int = 0
     #: The clock when the first response byte came from the engine.
     first_byte: float | None = None
+    #: The share of the prompt that the engine found in its cache, 0 to 1, where it told.
+    cached: float | None = None
     #: What went wrong, for the log.
     details: list[str] = field(default_factory=list)
 

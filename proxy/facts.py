@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
+from typing import Protocol
 
 from proxy.routes import Prompt
 
@@ -28,6 +29,10 @@ _SEED_MEMBERS = (
 _KEY_BYTES = 16
 
 
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One request as a routing policy sees it."""
@@ -39,6 +44,8 @@ class Facts:
     keys: tuple[bytes, ...] = ()
     #: How many messages at the start carry only instructions (system, developer).
     instructions: int = 0
+    #: Bytes of the prompt up to and with each message, as it was written: what a key covers.
+    sizes: tuple[int, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -96,26 +103,30 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
         instructions = max(instructions, 1)
     seed = [f"{name}\0{members[name].raw}" for name in _SEED_MEMBERS if name in members]
     texts = (_canonical(message.value) if canonical else message.raw for message in messages)
-    return Facts(model or None, stream, rolling_keys(seed, texts), instructions)
+    keys, sizes = rolling_keys(seed, texts)
+    return Facts(model or None, stream, keys, instructions, sizes)
 
 
-def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[bytes, ...]:
-    """One key per text, each covering the seed and all texts up to it."""
-    state = blake2b(digest_size=_KEY_BYTES)
+def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """One key per text, each covering the seed and all texts up to it; and how many bytes each covers."""
+    # Of the hashes at hand the quickest on a CPU that has instructions for it (0.25 ms for 400 kB), as most have.
+    state, size = sha256(), 0
     for text in seed:
-        _feed(state, text)
+        size += _feed(state, text)
     _feed(state, "")  # the seed ends here
-    keys = []
+    keys, sizes = [], []
     for text in texts:
-        _feed(state, text)
-        keys.append(state.digest())
-    return tuple(keys)
+        size += _feed(state, text)
+        keys.append(state.digest()[:_KEY_BYTES])
+        sizes.append(size)
+    return tuple(keys), tuple(sizes)
 
 
-def _feed(state: blake2b, text: str) -> None:
+def _feed(state: _Hash, text: str) -> int:
     data = text.encode("utf-8", "surrogatepass")
     state.update(len(data).to_bytes(8, "little"))
     state.update(data)
+    return len(data)
 
 
 def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:

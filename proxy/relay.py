@@ -12,8 +12,9 @@ from functools import partial
 from proxy.errors import ProxyError, engine_error_event, refused
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
 from proxy.headers import end_to_end, first
+from proxy.policies.policy import Policy
 from proxy.reply import Reply
-from proxy.routing import Policy
+from proxy.usage import TAIL, cached_share
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
 from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Refuse, Wait
@@ -45,6 +46,12 @@ class Relay:
 
     async def run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
+        try:
+            await self._run(exchange, reply, policy, comment_after)
+        finally:
+            policy.finished(exchange.facts, exchange.outcome.cached)
+
+    async def _run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
         choose = partial(policy.choose, exchange.facts)
         tried: dict[str, str] = {}
         source = ""  # a replica that failed, until its failover is reported
@@ -65,14 +72,14 @@ class Relay:
             if decision.replica in tried:
                 self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
                 raise _all_failed(tried, None)
-            failure = await self._attempt(decision, exchange, reply)
+            failure = await self._attempt(decision, exchange, reply, policy)
             if failure is None:
                 return
             source = decision.replica
             tried[source] = failure
             policy.forget(exchange.facts, source)
 
-    async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply) -> str | None:
+    async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply, policy: Policy) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
         outcome = exchange.outcome
         outcome.model, outcome.replica, outcome.reason = lease.model, lease.replica, lease.reason
@@ -81,7 +88,9 @@ class Relay:
             answer = await self._upstream.send(lease, exchange)
             try:
                 outcome.first_byte = self._clock()
-                await self._pass_on(answer, await _whole(answer), lease, reply)
+                whole = await _whole(answer)
+                computed = partial(policy.first_byte, exchange.facts)
+                outcome.cached = await self._pass_on(answer, whole, lease, reply, computed)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
@@ -105,10 +114,13 @@ class Relay:
         await reply.end()
         return None
 
-    async def _pass_on(self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply) -> None:
+    async def _pass_on(
+        self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply, computed: Callable[[], None]
+    ) -> float | None:
         """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other.
 
-        ``whole``: its body, if that is here already.
+        ``whole``: its body, if that is here already. ``computed`` is called at the first byte that took computing: an
+        engine sends the head of a stream before it does anything. Returns what the end tells of cached tokens.
         """
         if not reply.started:
             ours = [("x-vllmctl-replica", lease.replica), ("x-vllmctl-route", lease.reason)]
@@ -117,11 +129,21 @@ class Relay:
             # The client was told 200 while it waited: all that is left to give it is an event.
             body = await _error_body(answer) if whole is None else whole
             await reply.break_off(engine_error_event(answer.status, body, reply.dialect))
-            return
-        if whole:
-            await reply.write(whole)
+            return None
+        if whole is not None:
+            if answer.status == 200:
+                computed()
+            if whole:
+                await reply.write(whole)
+            return cached_share(whole)
+        tail, begun = b"", False
         while data := await answer.read():
+            if not begun and answer.status == 200:
+                computed()
+            begun = True
             await reply.write(data)
+            tail = (tail + data if len(data) < TAIL else data)[-TAIL:]
+        return cached_share(tail)
 
     def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
         model = exchange.outcome.model
