@@ -59,7 +59,6 @@ class Generation:
     outputs: asyncio.Queue[Output | EngineDead] = field(default_factory=asyncio.Queue)
     text: str = ""
     garbage: bool = False
-    tainted: bool = False
     last_token: float = 0.0
 
     def __aiter__(self) -> AsyncIterator[Output]:
