@@ -30,6 +30,8 @@ SLACK_SECONDS, SLACK_SHARE = 0.5, 0.25
 EQUAL_SECONDS, EQUAL_SHARE = 0.01, 0.01
 #: Fewer tokens of a known prefix say nothing about what a cache holds.
 _TELLING = 512
+#: A miss that would take less than so many times a hit cannot be told from it by the time.
+_TELLING_RATIO = 3.0
 #: How many replicas a reason names.
 _NAMED = 8
 
@@ -131,6 +133,8 @@ class Prefill:
         if sent is None:
             return
         new = sent.new
+        if cached is None and sent.took is not None and sent.charge.streams:
+            cached = self._inferred(sent)
         if cached is not None:
             new = max(1.0, sent.length * (1 - cached))
             sent.held.clock += new - sent.new
@@ -141,6 +145,17 @@ class Prefill:
             sent.replica.speed.add(sent.took / max(predicted, 1e-3))
             # A slow replica's seconds, told as those of an ordinary one: the model is of the model.
             self._time.add(Sample(new, sent.length, sent.took / sent.replica.speed.factor))
+
+    def _inferred(self, sent: _Sent) -> float | None:
+        """Was the known prefix there? Told from the time, where that differs enough; engines tell it only if asked."""
+        if sent.known * sent.length < _TELLING or sent.took is None:
+            return None
+        factor = sent.replica.speed.factor
+        hit = factor * self._time.seconds(max(1.0, sent.length * (1 - sent.known)), sent.length)
+        miss = factor * self._time.seconds(sent.length, sent.length)
+        if miss < _TELLING_RATIO * hit:
+            return None
+        return sent.known if sent.took < (hit * miss) ** 0.5 else 0.0
 
     @property
     def under_way(self) -> int:

@@ -172,6 +172,21 @@ def test_what_made_room_in_a_cache_counts_as_cold_after_a_miss(policy, time):
     assert policy.choose(prompt(("doc0", 20_000), ("q", 10)), replicas("a")).reason == "cold: a 6.00s"
 
 
+def test_what_made_room_is_found_out_by_the_time_where_answers_do_not_tell(policy, time):
+    def ask(n: int) -> str:
+        facts = prompt((f"doc{n}", 20_000), ("q", 10))
+        reason = policy.choose(facts, replicas("a")).reason
+        time.now += 6
+        policy.first_byte(facts)
+        policy.finished(facts, None)
+        return reason
+
+    for round_ in range(3):
+        for n in range(10):
+            reason = ask(n)
+            assert reason == "cold: a 6.00s" or round_ < 2
+
+
 # what holds whatever happens
 
 
