@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from baselines import BoundedHash, CacheAware, LeastInFlight, NewTokensTimesLoad, SessionHash
+from seats import Holding
 from virtualfleet import Fleet, Shape
 from workloads import WORKLOADS
 
@@ -36,6 +37,7 @@ ENGINE = Shape(CostModel(16_000, 0.012, 0.0008, 3e-10, 0.004), kv_tokens=600_000
 
 EVERY = {
     **POLICIES,
+    "prefill + seats": lambda clock: Holding(clock, ENGINE.kv_tokens),
     "least in flight": lambda clock: LeastInFlight(),
     "session hash": lambda clock: SessionHash(),
     "bounded hash": lambda clock: BoundedHash(),
@@ -162,14 +164,19 @@ def main() -> None:
     parser.add_argument("--policy", action="append", choices=list(EVERY))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="raw results, JSON")
+    parser.add_argument("--read", type=Path, action="append", help="raw results to show, instead of running anything")
     parser.add_argument("--plots", type=Path, help="a folder for pictures")
     options = parser.parse_args()
-    seeds = range(1, options.seeds + 1)
     workloads = options.only or list(WORKLOADS)
-    jobs = [(w, p, s) for w in workloads for p in options.policy or EVERY for s in seeds]
-    print(f"seeds {', '.join(map(str, seeds))}; {REPLICAS} replicas of {ENGINE.kv_tokens} tokens of KV", flush=True)
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        results = pool.map(run, jobs, chunksize=1)
+    if options.read:
+        results = [result for file in options.read for result in json.loads(file.read_text())]
+        seeds = sorted({result["seed"] for result in results})
+    else:
+        seeds = list(range(1, options.seeds + 1))
+        jobs = [(w, p, s) for w in workloads for p in options.policy or EVERY for s in seeds]
+        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+            results = pool.map(run, jobs, chunksize=1)
+    print(f"seeds {', '.join(map(str, seeds))}; {REPLICAS} replicas of {ENGINE.kv_tokens} tokens of KV")
     for workload in workloads:
         table(workload, results)
     if options.out:

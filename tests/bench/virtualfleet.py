@@ -11,16 +11,18 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from proxy.facts import Facts, rolling_keys
-from proxy.policies.policy import Policy
-from supervisord.core.admission import Candidate
+from supervisord.core.admission import Candidate, Choice
 from supervisord.simulator.cache import BlockPool
 from supervisord.simulator.scheduler import CostModel, Scheduler, Seq
 
 BYTES_PER_TOKEN = 4
 #: Seconds after which a client whose stream broke asks again.
 ASKS_AGAIN = 1.0
+#: Seconds until the policy is asked again for a request that it held, if nothing ended meanwhile.
+HELD_FOR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,15 @@ class Shape:
     max_seqs: int = 256
     #: Larger than vLLM's 16, which changes nothing for prompts of thousands of tokens and saves much time.
     block: int = 128
+
+
+class AnyPolicy(Protocol):
+    """A routing policy; one that holds answers None."""
+
+    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | None: ...
+    def forget(self, facts: Facts, replica: str) -> None: ...
+    def first_byte(self, facts: Facts) -> None: ...
+    def finished(self, facts: Facts, cached: float | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +168,7 @@ class Replica:
 class Fleet:
     """Replicas, a policy, and the order of events."""
 
-    def __init__(self, shapes: Sequence[Shape], policy: Callable[[Callable[[], float]], Policy]) -> None:
+    def __init__(self, shapes: Sequence[Shape], policy: Callable[[Callable[[], float]], AnyPolicy]) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -166,6 +177,9 @@ class Fleet:
         self.finished: list[Request] = []
         self._waiting: list[Request] = []
         self._then: dict[int, Callable[[Request], None]] = {}
+        #: Requests for which the policy had nobody yet.
+        self._held: list[Request] = []
+        self._ticking = False
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), action))
@@ -219,6 +233,16 @@ class Fleet:
         then = self._then.pop(id(request), None)
         if then is not None:
             then(request)
+        self._ask_again()
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        held, self._held = self._held, []
+        for request in held:
+            self._route(request)
 
     def _route(self, request: Request) -> None:
         candidates = [Candidate(r.name, r.in_flight, r.generation) for r in self.replicas if r.up]
@@ -226,6 +250,12 @@ class Fleet:
             self._waiting.append(request)
             return
         choice = self.policy.choose(request.facts, candidates)
+        if choice is None:
+            self._held.append(request)
+            if not self._ticking:
+                self._ticking = True
+                self.at(self.now + HELD_FOR, self._tick)
+            return
         replica = next(r for r in self.replicas if r.name == choice.replica)
         replica.in_flight += 1
         request.replica, request.reason = replica.name, choice.reason
