@@ -111,6 +111,7 @@ class Conversation:
         "done",
         "head",
         "paused",
+        "recent",
         "sent",
     )
 
@@ -136,6 +137,8 @@ class Conversation:
         self._chunks: Chunks | None = None
         self._left: int | None = None
         self._size, self._tail = 0, b""
+        #: The last pieces that came while the body was poured: at its end, what the engine says of the usage.
+        self.recent = (b"", b"", b"")
         # Who takes the body.
         self._client: Client | None = None
         self._gathered, self._limit = bytearray(), 0
@@ -285,6 +288,7 @@ class Conversation:
         chunks, client = self._chunks, self._client
         assert chunks is not None
         assert client is not None
+        self.recent = (self.recent[1], self.recent[2], data)
         if framed := chunks.pass_on(data):
             client.send_framed(framed)
         if chunks.done:
@@ -292,6 +296,7 @@ class Conversation:
 
     def _to_client(self, data: bytes) -> None:
         assert self._client is not None
+        self.recent = (self.recent[1], self.recent[2], data)
         for piece in self._payload(data):
             self._client.send(piece)
 

@@ -73,6 +73,11 @@ class Answer(Protocol):
         """The last four of them."""
         ...
 
+    @property
+    def ending(self) -> bytes:
+        """What came last of what ``pour`` passed on, a few events at least, with its framing."""
+        ...
+
     def accept(self) -> None:
         """This is what the client gets: nobody else will need the request's body, which may be given back."""
         ...
@@ -179,6 +184,8 @@ class Outcome:
     bytes_sent: int = 0
     #: The clock when the first response byte came from the engine.
     first_byte: float | None = None
+    #: The share of the prompt that the engine found in its cache, 0 to 1, where it told.
+    cached: float | None = None
     #: What went wrong, for the log.
     details: list[str] = field(default_factory=list)
 

@@ -13,9 +13,10 @@ from functools import partial
 
 from proxy.errors import ProxyError, engine_error_event, refused
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
+from proxy.policies.policy import Policy
 from proxy.reply import Reply
 from proxy.retries import RetryBudget
-from proxy.routing import Policy
+from proxy.usage import cached_share
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
 from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Refuse, Wait
@@ -62,6 +63,12 @@ class Relay:
         Each replica gets it once. A replica that failed it and has started anew since may get it once more, but only
         where it was the only one tried: a request that kills engines must not go round and round.
         """
+        try:
+            await self._run(exchange, reply, policy, comment_after)
+        finally:
+            policy.finished(exchange.facts, exchange.outcome.cached)
+
+    async def _run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
         choose = partial(policy.choose, exchange.facts)
         tried: dict[str, str] = {}
         attempts = 0
@@ -84,7 +91,7 @@ class Relay:
                 self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
                 raise _all_failed(tried, None)
             attempts += 1
-            failure = await self._attempt(decision, exchange, reply)
+            failure = await self._attempt(decision, exchange, reply, policy)
             if failure is None:
                 self._retries.earn()
                 return
@@ -95,7 +102,7 @@ class Relay:
                 self._report(exchange, source, "", failure)
                 raise _all_failed(tried, None)
 
-    async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply) -> str | None:
+    async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply, policy: Policy) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
         outcome = exchange.outcome
         outcome.model, outcome.replica, outcome.reason = lease.model, lease.replica, lease.reason
@@ -106,7 +113,8 @@ class Relay:
                 outcome.first_byte = self._clock()
                 whole = await _whole(answer)
                 answer.accept()
-                await self._pass_on(answer, whole, lease, reply)
+                computed = partial(policy.first_byte, exchange.facts)
+                outcome.cached = await self._pass_on(answer, whole, lease, reply, computed)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
@@ -130,10 +138,13 @@ class Relay:
         await reply.end()
         return None
 
-    async def _pass_on(self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply) -> None:
+    async def _pass_on(
+        self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply, computed: Callable[[], None]
+    ) -> float | None:
         """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other.
 
-        ``whole``: its body, if that is here already.
+        ``whole``: its body, if that is here already. ``computed`` is called at the first byte that took computing: an
+        engine sends the head of a stream before it does anything. Returns what the end tells of cached tokens.
         """
         head = answer.head
         if not reply.started:
@@ -143,11 +154,16 @@ class Relay:
             # The client was told 200 while it waited: all that is left to give it is an event.
             body = await answer.read(_MAX_ERROR_BODY) if whole is None else whole
             await reply.break_off(engine_error_event(head.status, body, reply.dialect))
-            return
+            return None
+        if whole is None:
+            await answer.begins()
+        if head.status == 200:
+            computed()
         if whole is None:
             await reply.pour(answer)
         elif whole:
             await reply.write(whole)
+        return cached_share(answer.ending if whole is None else whole)
 
     def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
         model = exchange.outcome.model

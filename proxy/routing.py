@@ -1,184 +1,32 @@
 """Which replica gets a request: pure policies over one request's facts and the replicas that may be chosen now.
 
-One policy instance per model. Nothing here knows HTTP, a clock or a random number: the same calls give the
-same choices.
+One policy instance per model. Nothing here knows HTTP or a random number, and the clock is given: the same calls at the
+same times give the same choices.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from proxy.facts import Facts
-from supervisord.core.admission import Candidate, Choice
+from proxy.policies.classic import Adaptive, Affinity, RoundRobin
+from proxy.policies.policy import Clock, Policy
+from proxy.policies.prefill import Prefill
 from supervisord.core.spec import ModelSpec
 
-#: Requests (or conversations) whose replica is remembered per model; about half a kilobyte each.
-OWNERS = 8192
-
-
-class Policy(Protocol):
-    """Chooses, and remembers what it needs for the next choice."""
-
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """One of ``candidates`` (never empty, in any order), and why."""
-        ...
-
-    def forget(self, facts: Facts, replica: str) -> None:
-        """The replica chosen for this request failed before it answered: it served nothing."""
-        ...
-
-
-class Counter:
-    """Takes turns: the replica that was not chosen for longest, of new ones the first by name.
-
-    Unlike an index into a list, this has no place that can go stale when replicas come and go.
-    """
-
-    def __init__(self) -> None:
-        self._turn = 0
-        self._last: dict[str, int] = {}
-
-    def next(self, candidates: Sequence[Candidate]) -> Candidate:
-        """The candidate whose turn it is."""
-        chosen = min(candidates, key=lambda candidate: (self._last.get(candidate.name, 0), candidate.name))
-        self._turn += 1
-        self._last[chosen.name] = self._turn
-        return chosen
-
-
-class Owners:
-    """Who served a key: at most ``capacity`` keys, the least recently used forgotten first.
-
-    An entry names the replica's generation: after a restart, a sleep or a wake its cache is gone and the entry void.
-    """
-
-    def __init__(self, capacity: int = OWNERS) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[bytes, dict[str, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def of(self, key: bytes, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those candidates that served ``key`` and still have it."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return []
-        self._entries.move_to_end(key)
-        return [candidate for candidate in candidates if entry.get(candidate.name) == candidate.generation]
-
-    def add(self, key: bytes, candidate: Candidate) -> None:
-        """``candidate`` serves ``key``, besides the others that did: equal requests of a burst went to several."""
-        entry = self._entries.setdefault(key, {})
-        entry[candidate.name] = candidate.generation
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
-
-    def drop(self, key: bytes, replica: str) -> None:
-        """``replica`` does not have ``key`` after all."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.pop(replica, None)
-            if not entry:
-                del self._entries[key]
-
-    def replace(self, key: bytes, candidate: Candidate) -> None:
-        """``candidate`` alone serves ``key`` from now on."""
-        self._entries.pop(key, None)
-        self.add(key, candidate)
-
-
-class RoundRobin:
-    """``roundrobin``: takes turns, whatever the request."""
-
-    def __init__(self) -> None:
-        self._counter = Counter()
-
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """The next one."""
-        return Choice(self._counter.next(candidates).name, "roundrobin")
-
-    def forget(self, facts: Facts, replica: str) -> None:
-        """Nothing is remembered."""
-
-
-class Affinity:
-    """``affinity``: every request of a conversation (same instructions, same first message) goes to one replica.
-
-    A conversation not seen before takes turns; hashing it onto a replica would ignore who is there. A cold burst of
-    equal prompts is pinned too, which is what this policy costs: 30.1 s against 18.6 s spread, measured on two cards.
-    """
-
-    def __init__(self, capacity: int = OWNERS) -> None:
-        self._counter = Counter()
-        self._owners = Owners(capacity)
-
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """The conversation's replica, or the next one."""
-        if facts.opening is None:
-            return Choice(self._counter.next(candidates).name, "spread")
-        owners = self._owners.of(facts.opening, candidates)
-        if owners:
-            return Choice(owners[0].name, "pinned")
-        chosen = self._counter.next(candidates)
-        self._owners.replace(facts.opening, chosen)
-        return Choice(chosen.name, "spread")
-
-    def forget(self, facts: Facts, replica: str) -> None:
-        """The conversation has no replica any more."""
-        if facts.opening is not None:
-            self._owners.drop(facts.opening, replica)
-
-
-class Adaptive:
-    """``adaptive``: a continuation goes to the replica that has its prefix in the cache, anything else takes turns.
-
-    A request continues an earlier one iff its messages begin with *all* messages of that one and go on. So a shared
-    system prompt owns nothing (pinning on it sends all traffic to one replica), and neither does an equal request: a
-    cold burst of one prompt takes turns. Where equal requests went to several replicas, the one with the fewest in
-    flight continues.
-    """
-
-    def __init__(self, capacity: int = OWNERS) -> None:
-        self._counter = Counter()
-        self._owners = Owners(capacity)
-
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """The owner of the longest known prefix, or the next one."""
-        owners = self._owners_of_prefix(facts, candidates)
-        if owners:
-            chosen, reason = min(owners, key=lambda owner: (owner.in_flight, owner.name)), "continuation"
-        else:
-            chosen, reason = self._counter.next(candidates), "spread"
-        if facts.whole is not None:
-            self._owners.add(facts.whole, chosen)
-        return Choice(chosen.name, reason)
-
-    def forget(self, facts: Facts, replica: str) -> None:
-        """The request has no owner there."""
-        if facts.whole is not None:
-            self._owners.drop(facts.whole, replica)
-
-    def _owners_of_prefix(self, facts: Facts, candidates: Sequence[Candidate]) -> list[Candidate]:
-        # From the longest down to the first that is more than instructions: those are shared by strangers.
-        for key in reversed(facts.keys[facts.instructions : -1]):
-            owners = self._owners.of(key, candidates)
-            if owners:
-                return owners
-        return []
-
-
 #: ``[models.NAME] routing``.
-POLICIES: dict[str, Callable[[], Policy]] = {"adaptive": Adaptive, "affinity": Affinity, "roundrobin": RoundRobin}
+POLICIES: dict[str, Callable[[Clock], Policy]] = {
+    "adaptive": lambda clock: Adaptive(),
+    "affinity": lambda clock: Affinity(),
+    "roundrobin": lambda clock: RoundRobin(),
+    "prefill": Prefill,
+}
 
 
 class PolicyBook:
     """The policy of every model, found by its name or an alias."""
 
-    def __init__(self, models: Sequence[ModelSpec]) -> None:
+    def __init__(self, models: Sequence[ModelSpec], clock: Clock) -> None:
+        self._clock = clock
         self._policies: dict[str, tuple[str, Policy]] = {}
         self._names: dict[str, str] = {}
         self.replace(models)
@@ -189,7 +37,7 @@ class PolicyBook:
         for model in models:
             kind, policy = old.get(model.name, ("", None))
             if policy is None or kind != model.routing:
-                policy = POLICIES[model.routing]()
+                policy = POLICIES[model.routing](self._clock)
             self._policies[model.name] = (model.routing, policy)
             self._names.update(dict.fromkeys(model.aliases, model.name))
         self._names.update({model.name: model.name for model in models})

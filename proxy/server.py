@@ -51,7 +51,7 @@ class PublicProxy:
         self._admission = admission
         self._spec = spec
         self._clock = clock
-        self._policies = PolicyBook(models)
+        self._policies = PolicyBook(models, clock)
         self._upstreams = Upstreams(spec)
         relay = Relay(admission, self._upstreams, on_failover, clock)
         self._service = Service(admission, spec, self._policies, relay)

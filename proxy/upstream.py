@@ -90,6 +90,11 @@ class EngineAnswer:
         """The last four of them."""
         return self._talk.tail
 
+    @property
+    def ending(self) -> bytes:
+        """What the engine sent last."""
+        return b"".join(self._talk.recent)
+
     def accept(self) -> None:
         """Give the request's body back, unless the engine has not read all of it yet."""
         if self._talk.sent:

@@ -48,7 +48,7 @@ OPTION_NAME = Form(
 )
 
 ENGINES = ("vllm", "simulator")
-ROUTINGS = ("adaptive", "roundrobin", "affinity")
+ROUTINGS = ("adaptive", "prefill", "roundrobin", "affinity")
 
 _BY_ENDPOINT = "is set by the launcher from the replica's endpoint"
 _BY_NAMES = "is set by the launcher from the model's name and aliases"
@@ -321,7 +321,8 @@ MODEL = Table(
             "routing",
             Text(PLAIN, ROUTINGS),
             "How requests are spread: `adaptive` (a conversation goes on where its prefix is cached, anything else "
-            "spreads), `roundrobin`, or `affinity` (everything of one prefix to one replica).",
+            "spreads), `prefill` (where the first token is predicted soonest; conversations stay home unless that "
+            "costs too much), `roundrobin`, or `affinity` (everything of one prefix to one replica).",
             "adaptive",
         ),
         Key("idle", IDLE, IDLE.doc),

@@ -77,7 +77,7 @@ class ModelSpec:
     name: str
     replicas: tuple[ReplicaSpec, ...]
     aliases: tuple[str, ...] = ()
-    #: ``adaptive``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
+    #: ``adaptive``, ``prefill``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
     routing: str = "adaptive"
     idle: IdleLadder = IdleLadder()
     wake: WakeLimits = WakeLimits()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from supervisord.simulator.cache import PrefixCache
+from supervisord.simulator.cache import BlockPool, Hit
 from supervisord.simulator.clock import Clock
 from supervisord.simulator.counters import Counters
 from supervisord.simulator.faults import Fault, Faults
@@ -50,10 +50,8 @@ class Engine:
         self._clock, self._log = clock, log
         self._on_death, self._on_crash = on_death, on_crash
         blocks = max(1, options.kv_tokens // options.block_size)
-        self.cache = PrefixCache(blocks if options.prefix_caching else 0, options.block_size)
-        self.scheduler = Scheduler(
-            options.costs, options.max_num_seqs, options.max_num_batched_tokens, max(1, options.kv_tokens)
-        )
+        self.cache = BlockPool(blocks, options.block_size, caching=options.prefix_caching)
+        self.scheduler = Scheduler(options.costs, options.max_num_seqs, options.max_num_batched_tokens, self.cache)
         self._generations: dict[Seq, Generation] = {}
         self._core = asyncio.Lock()  # held by a step or by a control call, first come first served
         self._work = asyncio.Event()
@@ -130,10 +128,9 @@ class Engine:
             raise ShutDown
         answer = Answer(work.prompt, work.last_text)
         length = work.limit if work.ignore_eos else max(work.min_tokens, min(answer.length, work.limit))
-        seq = Seq(count(work.prompt), min(length, work.limit))
-        now = asyncio.get_running_loop().time()
-        generation = Generation(request_id, work, answer, seq, self.cache.keys(work.prompt, work.salt), now)
-        seq.lookup = lambda: self._lookup(generation)
+        keys = self.cache.keys(work.prompt, work.salt)
+        seq = Seq(count(work.prompt), min(length, work.limit), keys, self._looked_up)
+        generation = Generation(request_id, work, answer, seq, keys, asyncio.get_running_loop().time())
         self._generations[seq] = generation
         self.scheduler.add(seq)
         self._work.set()
@@ -286,6 +283,7 @@ class Engine:
             await self._work.wait()
             async with self._core:
                 await self._alive.wait()
+                self.scheduler.tainting = not self.state.whole or self.faults.armed("garbage") is not None
                 step = None if self.state.pause is Pause.ALL else self.scheduler.plan(self.state.pause is Pause.NONE)
                 if step is None:
                     self._work.clear()
@@ -308,12 +306,11 @@ class Engine:
             generation = self._generations.get(seq)
             if generation is None:
                 continue
-            garbage = forced or not self.state.whole or generation.tainted
+            garbage = forced or not self.state.whole or seq.tainted
             generation.garbage = generation.garbage or garbage
             if seq.produced <= 1:
                 self.metrics.ttft.observe(now - generation.submitted)
                 self.metrics.prompt_tokens += seq.prompt_tokens
-                self.cache.store(generation.keys, garbage)
             else:
                 self.metrics.inter_token.observe(now - generation.last_token)
             generation.last_token = now
@@ -356,12 +353,10 @@ class Engine:
         self.metrics.success[reason] += 1
         self.metrics.e2e.observe(now - generation.submitted)
 
-    def _lookup(self, generation: Generation) -> int:
-        hit = self.cache.match(generation.keys, generation.work.prompt)
-        self.metrics.prefix_queries += generation.seq.prompt_tokens
+    def _looked_up(self, seq: Seq, hit: Hit) -> None:
+        self.metrics.prefix_queries += seq.prompt_tokens
         self.metrics.prefix_hits += hit.tokens
-        generation.tainted = generation.tainted or hit.tainted
-        return hit.tokens
+        self.metrics.preemptions = self.scheduler.preemptions
 
     def _pause(self, mode: str) -> None:
         if mode == "abort":

@@ -65,7 +65,6 @@ class Generation:
     #: Text and log probability of each token so far, where they were asked for.
     tokens: list[tuple[str, float]] = field(default_factory=list)
     garbage: bool = False
-    tainted: bool = False
     last_token: float = 0.0
 
     def __aiter__(self) -> AsyncIterator[Output]:

@@ -74,6 +74,7 @@ class Metrics:
     generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    preemptions: int = 0
     success: Counter[str] = field(default_factory=Counter)
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS))
     inter_token: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS))
@@ -102,6 +103,7 @@ class Metrics:
         metric("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig.", (info, 1))
         metric("vllm:prefix_cache_queries_total", "counter", "Tokens looked up.", ("", self.prefix_queries))
         metric("vllm:prefix_cache_hits_total", "counter", "Tokens found.", ("", self.prefix_hits))
+        metric("vllm:num_preemptions_total", "counter", "Preemptions from the engine.", ("", self.preemptions))
         metric("vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", ("", self.prompt_tokens))
         metric("vllm:generation_tokens_total", "counter", "Generated tokens.", ("", self.generation_tokens))
         reasons = ("stop", "length", "abort", "error")

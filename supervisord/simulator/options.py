@@ -137,6 +137,8 @@ def build_parser() -> argparse.ArgumentParser:
     sim.add_argument("--sim-clock-factor", type=float, default=1.0, help="real seconds per simulated second")
     sim.add_argument("--sim-keepalive", type=float, default=5.0, help="real seconds an idle connection is kept")
     sim.add_argument("--sim-ttft-rate", type=float, default=DEFAULT_COSTS.prefill_rate, help="prefill tokens/s")
+    sim.add_argument("--sim-prefill-base", type=float, default=0.0, help="seconds of every step with a prompt in it")
+    sim.add_argument("--sim-prefill-pair", type=float, default=0.0, help="seconds per new token and token before it")
     sim.add_argument("--sim-tpot-base", type=float, default=DEFAULT_COSTS.step_base, help="seconds per decode step")
     sim.add_argument(
         "--sim-tpot-per-seq", type=float, default=DEFAULT_COSTS.step_per_seq, help="and per sequence in it"
@@ -188,7 +190,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
         load_time=args.sim_load_time,
         clock_factor=args.sim_clock_factor,
         keepalive=args.sim_keepalive,
-        costs=CostModel(args.sim_ttft_rate, args.sim_tpot_base, args.sim_tpot_per_seq),
+        costs=CostModel(
+            args.sim_ttft_rate, args.sim_tpot_base, args.sim_tpot_per_seq, args.sim_prefill_pair, args.sim_prefill_base
+        ),
         times=StepTimes(args.sim_sleep, args.sim_wake1, args.sim_wake2),
         memory=MemorySizes(args.sim_gpu_memory, weights, max(0, in_use - weights - other), other),
         faults=tuple(args.sim_fault),

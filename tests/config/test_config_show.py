@@ -106,7 +106,7 @@ def configs(draw: st.DrawFn) -> Config:
         name="org/model",
         replicas=tuple(replicas),
         aliases=tuple(draw(st.lists(NAME, max_size=2, unique=True))),
-        routing=draw(st.sampled_from(["adaptive", "roundrobin", "affinity"])),
+        routing=draw(st.sampled_from(["adaptive", "prefill", "roundrobin", "affinity"])),
         idle=idle,
         wake=WakeLimits(draw(SECONDS), draw(st.integers(0, 2**31 - 1)), canary=draw(st.booleans())),
         serve=serve,

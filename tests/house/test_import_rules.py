@@ -17,6 +17,7 @@ RULES = {
     "supervisord/core": (("supervisord.core",), ()),
     "supervisord/ports.py": (("supervisord.core",), ()),
     "supervisord/control.py": (("supervisord.core",), ()),
+    "proxy/policies": (("proxy.policies", "proxy.facts", "proxy.routes", "supervisord.core"), ()),
     "proxy/routing.py": (("proxy", "supervisord.core"), ()),
     "proxy/request.py": (("proxy", "supervisord.core"), ()),
     "proxy/facts.py": (("proxy", "supervisord.core"), ()),

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.facts import Facts, rolling_keys
-from proxy.routing import POLICIES, Adaptive, Affinity, Owners, PolicyBook, RoundRobin
+from proxy.policies.classic import Adaptive, Affinity, Owners, RoundRobin
+from proxy.routing import POLICIES, PolicyBook
 from supervisord.core.admission import Candidate, RefusalCode
 from supervisord.core.spec import ModelSpec, ReplicaSpec
 
@@ -17,7 +18,12 @@ def replicas(*names: str, generation: int = 0, in_flight: int = 0) -> list[Candi
 
 
 def chat(*messages: str, instructions: int = 0) -> Facts:
-    return Facts("m", True, rolling_keys([], messages), instructions)
+    keys, sizes = rolling_keys([], messages)
+    return Facts("m", True, keys, instructions, sizes)
+
+
+def no_clock() -> float:
+    return 0.0
 
 
 def spread(policy, facts, candidates, count) -> Tally:
@@ -56,7 +62,7 @@ STEPS = st.tuples(CANDIDATES, st.text("xyz", max_size=4), st.integers(0, 5), st.
 @given(steps=st.lists(STEPS, min_size=1, max_size=25))
 def test_replicas_that_come_and_go_never_raise_and_never_get_a_wrong_name_chosen(name, steps):
     # A stale index in the pin path answered 500 on every continuation.
-    policy = POLICIES[name]()
+    policy = POLICIES[name](no_clock)
     for candidates, messages, instructions, failed in steps:
         facts = chat(*messages, instructions=instructions)
         choice = policy.choose(facts, candidates)
@@ -164,7 +170,7 @@ def test_affinity_places_anew_when_the_pin_is_gone_cold_or_failed():
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_requests_without_messages_take_turns(name):
-    assert spread(POLICIES[name](), Facts("m"), replicas("a", "b", "c"), 9) == {"a": 3, "b": 3, "c": 3}
+    assert spread(POLICIES[name](no_clock), Facts("m"), replicas("a", "b", "c"), 9) == {"a": 3, "b": 3, "c": 3}
 
 
 @given(st.lists(st.permutations(["a", "b", "c", "d"]), min_size=4, max_size=12))
@@ -215,14 +221,14 @@ def model(name, routing="adaptive", aliases=()):
 
 
 def test_each_model_has_its_own_policy_which_its_aliases_share():
-    book = PolicyBook([model("m", aliases=("x", "y")), model("n", "roundrobin")])
+    book = PolicyBook([model("m", aliases=("x", "y")), model("n", "roundrobin")], no_clock)
     assert book.policy("m") is book.policy("x") is book.policy("y")
     assert isinstance(book.policy("n"), RoundRobin)
     assert book.policy("nobody").choose(Facts(), AB).replica == "a"
 
 
 def test_a_new_configuration_keeps_what_is_remembered_unless_the_routing_changed():
-    book = PolicyBook([model("m"), model("n")])
+    book = PolicyBook([model("m"), model("n")], no_clock)
     m, n = book.policy("m"), book.policy("n")
     book.replace([model("m", aliases=("z",)), model("n", "affinity")])
     assert book.policy("m") is m is book.policy("z")

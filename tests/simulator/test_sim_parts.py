@@ -3,59 +3,89 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from supervisord.simulator import tokens
-from supervisord.simulator.cache import Hit, PrefixCache
+from supervisord.simulator.cache import BlockPool, Hit
 from supervisord.simulator.faults import Faults, UnknownFault, parse
 from supervisord.simulator.metrics import Histogram
+from supervisord.simulator.tokens import count
 
 TEXT = bytes(range(64)) * 10  # ten blocks of sixteen four-byte tokens
 
 
 def test_a_stored_prompt_is_a_hit_for_everything_that_starts_with_it() -> None:
-    cache = PrefixCache(100, 16)
+    cache = BlockPool(100, 16)
     cache.store(cache.keys(TEXT), tainted=False)
     longer = TEXT + b"and more of it"
-    assert cache.match(cache.keys(longer), longer) == Hit(160, False)
+    assert cache.match(cache.keys(longer), count(longer)) == Hit(160, False)
     other = b"x" + TEXT
-    assert cache.match(cache.keys(other), other) == Hit(0, False)
+    assert cache.match(cache.keys(other), count(other)) == Hit(0, False)
 
 
 def test_a_whole_prompt_is_never_a_hit() -> None:
-    cache = PrefixCache(100, 16)
+    cache = BlockPool(100, 16)
     cache.store(cache.keys(TEXT), tainted=False)
-    assert cache.match(cache.keys(TEXT), TEXT).tokens == 144
+    assert cache.match(cache.keys(TEXT), count(TEXT)).tokens == 144
 
 
 def test_a_cache_salt_separates_equal_prompts() -> None:
-    cache = PrefixCache(100, 16)
+    cache = BlockPool(100, 16)
     cache.store(cache.keys(TEXT, "mine"), tainted=False)
-    assert cache.match(cache.keys(TEXT, "yours"), TEXT).tokens == 0
+    assert cache.match(cache.keys(TEXT, "yours"), count(TEXT)).tokens == 0
 
 
 def test_keys_can_be_extended_instead_of_computed_again() -> None:
-    cache = PrefixCache(100, 16)
+    cache = BlockPool(100, 16)
     known = cache.keys(TEXT, "salt")
     longer = TEXT + TEXT
     assert cache.keys(longer, "salt", known) == cache.keys(longer, "salt")
 
 
 def test_the_least_recently_used_prompt_goes_first_and_its_tail_before_its_head() -> None:
-    cache = PrefixCache(15, 16)
+    cache = BlockPool(15, 16)
     old, new = TEXT, b"new " + TEXT
     cache.store(cache.keys(old), tainted=False)
     cache.store(cache.keys(new), tainted=False)
     assert len(cache) == 15
-    assert cache.match(cache.keys(new), new).tokens == 160
-    assert cache.match(cache.keys(old), old + b"!").tokens == 80
+    assert cache.match(cache.keys(new), count(new)).tokens == 160
+    assert cache.match(cache.keys(old), count(old + b"!")).tokens == 80
 
 
 def test_blocks_made_by_broken_weights_taint_what_builds_on_them() -> None:
-    cache = PrefixCache(100, 16)
+    cache = BlockPool(100, 16)
     cache.store(cache.keys(TEXT), tainted=True)
-    assert cache.match(cache.keys(TEXT), TEXT).tainted
+    assert cache.match(cache.keys(TEXT), count(TEXT)).tainted
     cache.clear()
-    assert cache.match(cache.keys(TEXT), TEXT) == Hit(0, False)
+    assert cache.match(cache.keys(TEXT), count(TEXT)) == Hit(0, False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.booleans()), max_size=60))
+def test_blocks_are_never_lost_and_what_is_held_is_never_given_away(steps) -> None:
+    pool, held = BlockPool(20, 16), {}
+    for name, blocks, lets_go in steps:
+        if lets_go and held:
+            pool.free(held.pop(next(iter(held))))
+        elif name not in held:
+            keys = [hash((name % 2, at)) for at in range(blocks)]
+            mine, _ = pool.take(keys, blocks * 16 + 1)
+            if pool.grow(mine, blocks * 16 + 1):
+                pool.fill(mine, keys, blocks * 16, tainted=False)
+                held[name] = mine
+                assert pool.match(keys, blocks * 16 + 1).tokens == blocks * 16
+            else:
+                assert pool.capacity - pool.in_use < blocks + 1
+                pool.free(mine)
+        assert (
+            len({key for mine in held.values() for key in mine.shared}) + sum(m.own for m in held.values())
+            == pool.in_use
+        )
+        assert pool.in_use <= pool.capacity
+    for mine in held.values():
+        pool.free(mine)
+    assert pool.in_use == 0
+    assert len(pool) <= pool.capacity
 
 
 @pytest.mark.parametrize("text", ["", "a", "abcd", "grüße, 世界", "x" * 1001])

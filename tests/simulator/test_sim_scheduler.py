@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from supervisord.simulator.cache import BlockPool
 from supervisord.simulator.scheduler import CostModel, Scheduler, Seq
 
 COSTS = CostModel()
+BLOCK = 16
 
 
 def scheduler(max_seqs: int = 256, budget: int = 2048, kv_tokens: int = 114_688) -> Scheduler:
-    return Scheduler(COSTS, max_seqs, budget, kv_tokens)
+    return Scheduler(COSTS, max_seqs, budget, BlockPool(kv_tokens // BLOCK, BLOCK))
+
+
+def conversation(name: str, tokens: int) -> list[int]:
+    """Keys of the full blocks of a text; texts that begin alike have equal names."""
+    return [hash((name, at)) for at in range(tokens // BLOCK)]
 
 
 def run(sched: Scheduler) -> tuple[float, dict[Seq, float]]:
@@ -82,22 +89,77 @@ def test_first_come_first_served_up_to_max_num_seqs() -> None:
 
 
 def test_what_does_not_fit_the_kv_cache_waits() -> None:
-    sched = scheduler(kv_tokens=1000)
+    sched = scheduler(kv_tokens=1600)
     for _ in range(2):
-        sched.add(Seq(800, 2))
+        sched.add(Seq(1280, 2))
     sched.plan()
     assert (len(sched.running), len(sched.waiting)) == (1, 1)
     assert sched.kv_usage == pytest.approx(0.8)
     run(sched)
     assert not sched.waiting
+    assert sched.pool.in_use == 0
 
 
 def test_cached_tokens_are_not_computed_but_the_last_one_always_is() -> None:
     sched = scheduler()
-    sched.add(Seq(1000, 1, lookup=lambda: 1000))
+    keys = conversation("x", 1600)
+    sched.add(Seq(1600, 1, keys))
+    run(sched)
+    hits = []
+    sched.add(Seq(1600, 1, keys, lambda seq, hit: hits.append(hit.tokens)))
     step = sched.plan()
     assert step
-    assert [chunk for _, chunk in step.prefill] == [1]
+    assert [chunk for _, chunk in step.prefill] == [BLOCK]  # the block with the last token
+    assert hits == [1584]
+
+
+def test_followers_of_a_shared_prefix_wait_for_its_blocks_and_not_for_its_first_answer() -> None:
+    sched = scheduler()
+    keys = conversation("shared", 8000)
+    seqs = [Seq(8192, 400, [*keys, *conversation(f"own {n}", 192)]) for n in range(4)]
+    for seq in seqs:
+        sched.add(seq)
+    clock, first = 0.0, {}
+    while len(first) < 4:
+        step = sched.plan()
+        assert step
+        clock += step.seconds
+        for seq in sched.commit(step):
+            first.setdefault(seq, clock)
+    assert [seq.cached for seq in seqs] == [0, 8000, 8000, 8000]
+    assert clock < 1.3 * (8192 + 3 * 192) / COSTS.prefill_rate
+
+
+def test_the_answer_is_found_by_the_next_turn_where_it_is_known() -> None:
+    sched = scheduler()
+    sched.add(Seq(1600, 161, conversation("x", 1760)))
+    run(sched)
+    hits = []
+    sched.add(Seq(2000, 1, conversation("x", 2000), lambda seq, hit: hits.append(hit.tokens)))
+    sched.plan()
+    assert hits == [1760]
+
+
+def test_when_kv_is_short_the_last_one_gives_way_and_all_get_all_their_tokens() -> None:
+    sched = scheduler(kv_tokens=1600)
+    seqs = [Seq(480, 200, conversation(f"{n}", 480)) for n in range(3)]
+    for seq in seqs:
+        sched.add(seq)
+    order = []
+    while step := sched.plan():
+        assert sched.pool.in_use <= sched.pool.capacity
+        order += [seq for seq in sched.commit(step) if seq.done]
+    assert sched.preemptions > 0
+    assert order[0] is seqs[0]
+    assert [seq.produced for seq in seqs] == [200] * 3
+    assert sched.pool.in_use == 0
+
+
+def test_a_long_context_is_slower_where_attention_has_a_price() -> None:
+    sched = Scheduler(CostModel(per_pair=1e-8), 8, 2048, BlockPool(10_000, BLOCK))
+    sched.add(Seq(32_768, 1))
+    seconds, _ = run(sched)
+    assert seconds == pytest.approx(32_768 / 2800 + 1e-8 * 32_768**2 / 2)
 
 
 def test_nothing_is_admitted_while_new_ones_are_paused() -> None:

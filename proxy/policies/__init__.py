@@ -1,0 +1,1 @@
+"""The routing policies: pure, one module per kind. ``proxy.routing`` names them."""

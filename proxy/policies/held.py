@@ -1,0 +1,119 @@
+"""What a replica is believed to have in its prefix cache, and who served which request whole.
+
+All of it is bounded: keys are kept in two halves, and when the younger one is full the older one is forgotten. That
+keeps those used since at least half the capacity ago, for the price of a plain dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+from proxy.facts import Facts
+
+V = TypeVar("V")
+
+#: Prefixes that are remembered per replica, and whole requests per model. Together 160 bytes each at most, as measured
+#: by tests/bench/bench_routing_decision.py.
+PREFIXES, WHOLES = 65_536, 131_072
+
+
+class Halves(Generic[V]):
+    """At most ``capacity`` keys with a value; the least recently put are forgotten first, by halves."""
+
+    def __init__(self, capacity: int) -> None:
+        self._half = max(1, capacity // 2)
+        self._young: dict[bytes, V] = {}
+        self._old: dict[bytes, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, key: bytes) -> V | None:
+        value = self._young.get(key)
+        return self._old.get(key) if value is None else value
+
+    def put(self, key: bytes, value: V) -> None:
+        self._young[key] = value
+        self._turn()
+
+    def put_all(self, keys: Sequence[bytes], value: V) -> None:
+        """One value for many keys; what is more than the capacity is cut off."""
+        self._young.update(dict.fromkeys(keys[: self._half], value))
+        self._turn()
+
+    def last_of(self, keys: Sequence[bytes], end: int, start: int) -> int:
+        """The place of the last of ``keys[start:end]`` that has a value, -1 for none."""
+        young, old = self._young, self._old
+        for at in range(end - 1, start - 1, -1):
+            if keys[at] in young or keys[at] in old:
+                return at
+        return -1
+
+    def halves(self) -> tuple[Mapping[bytes, V], Mapping[bytes, V]]:
+        """The younger and the older half, to look at."""
+        return self._young, self._old
+
+    def drop(self, key: bytes) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+    def _turn(self) -> None:
+        if len(self._young) >= self._half:
+            self._young, self._old = {}, self._young
+
+
+class Held:
+    """The prefixes that one replica computed since it last lost its cache.
+
+    How much of them it still has is learned: ``clock`` counts the tokens it computed, and each prefix is stamped with
+    it. A prefix that was found gone although it was ``d`` tokens old says that the cache holds less than ``d``; one
+    that was found there says that it holds more.
+    """
+
+    def __init__(self, generation: int, capacity: int = PREFIXES, holds: float = float("inf")) -> None:
+        self.generation = generation
+        #: Tokens computed so far.
+        self.clock = 0.0
+        #: Tokens that the cache is believed to hold.
+        self.holds = holds
+        self._stamps: Halves[float] = Halves(capacity)
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def longest(self, facts: Facts, *, gone: bool = False) -> tuple[int, float]:
+        """The bytes of the longest prefix that is there, and how many tokens ago it was used; (0, 0) for none.
+
+        ``gone``: also of those that were computed here but are believed to have made room for others.
+        """
+        keys, oldest = facts.keys, self.clock - self.holds if not gone else 0.0
+        # Every use of a prefix is one of all its own prefixes, so what is there comes before what is not.
+        young, old = self._stamps.halves()
+        low, high, age = 0, len(keys), 0.0
+        while low < high:
+            middle = (low + high) // 2
+            key = keys[middle]
+            stamp = young[key] if key in young else old.get(key)
+            if stamp is not None and stamp >= oldest:
+                low, age = middle + 1, self.clock - stamp
+            else:
+                high = middle
+        return (facts.sizes[low - 1], age) if low else (0, 0.0)
+
+    def add(self, facts: Facts, new: float) -> None:
+        """The replica computes this prompt, ``new`` tokens of which it did not have."""
+        self.clock += new
+        self._stamps.put_all(facts.keys, self.clock)
+
+    def drop(self, key: bytes) -> None:
+        """The replica does not have this prefix after all."""
+        self._stamps.drop(key)
+
+    def observed(self, age: float, there: bool) -> None:
+        """A prefix of this age was found, or was not."""
+        if there:
+            self.holds = max(self.holds, age)
+        elif age <= self.holds:  # one that was lost for another reason shall not decide alone
+            less = 0.9 * age
+            self.holds = less if self.holds == float("inf") else (self.holds + less) / 2

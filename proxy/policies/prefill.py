@@ -1,0 +1,218 @@
+"""``prefill``: every request goes where it is predicted to have its first token soonest, and conversations stay home.
+
+A replica's cost for a request is the prefill work it still has to do, plus the prefill of what it does not have of this
+prompt, plus a little for every request it runs: all in seconds, from what was observed. A conversation stays with the
+replica that served it while that costs little more than the best; else it moves, and its new home owns it. Everything
+that shares only a system prompt, and bursts of one prompt, goes by cost alone: a prefix counts as there as soon as a
+request with it was sent, so on idle replicas a burst spreads and on busy ones it gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.facts import Facts
+from proxy.policies.held import PREFIXES, WHOLES, Halves, Held
+from proxy.policies.pending import Charge, Pending
+from proxy.policies.policy import Clock
+from proxy.policies.timing import PrefillTime, Sample, Speed
+from proxy.policies.turns import Counter
+from supervisord.core.admission import Candidate, Choice
+
+#: Bytes of a request per token, as usual for English and code. Where it is wrong, the learned rate makes up for it.
+BYTES_PER_TOKEN = 4
+#: Seconds that a running request adds to the cost: its share of every step.
+PER_RUNNING = 0.02
+#: A conversation stays while its home costs at most this much more than the best: seconds, and share of the best.
+SLACK_SECONDS, SLACK_SHARE = 0.5, 0.25
+#: Costs that differ by less are equal, and equal ones take turns: seconds, and share of the best.
+EQUAL_SECONDS, EQUAL_SHARE = 0.01, 0.01
+#: Fewer tokens of a known prefix say nothing about what a cache holds.
+_TELLING = 512
+#: A miss that would take less than so many times a hit cannot be told from it by the time.
+_TELLING_RATIO = 3.0
+#: How many replicas a reason names.
+_NAMED = 8
+
+
+class _Replica:
+    """What is known of one replica."""
+
+    def __init__(self, generation: int, capacity: int) -> None:
+        self._capacity = capacity
+        self.held = Held(generation, capacity)
+        self.pending = Pending()
+        self.speed = Speed()
+
+    def restarted(self, generation: int) -> None:
+        """Its cache is gone; how much that holds, and how fast the replica is, are as before."""
+        self.held = Held(generation, self._capacity, self.held.holds)
+        self.pending = Pending()
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One request under way. ``facts`` keeps its identity from being used again."""
+
+    facts: Facts
+    replica: _Replica
+    held: Held
+    pending: Pending
+    charge: Charge
+    length: float
+    new: float
+    #: Share of the prompt that was computed here before, whether or not it is believed to be there still; and its age.
+    known: float
+    age: float
+    took: float | None = None
+
+
+@dataclass(slots=True)
+class _Offer:
+    """What one candidate would cost."""
+
+    candidate: Candidate
+    replica: _Replica
+    new: float
+    cost: float
+
+
+class Prefill:
+    """``capacity``: prefixes remembered per replica; ``wholes``: whole requests per model."""
+
+    def __init__(self, clock: Clock, capacity: int = PREFIXES, wholes: int = WHOLES) -> None:
+        self._clock = clock
+        self._capacity = capacity
+        self._replicas: dict[str, _Replica] = {}
+        self._owners: Halves[tuple[Held, ...]] = Halves(wholes)
+        self._sent: dict[int, _Sent] = {}
+        self._time = PrefillTime()
+        self._counter = Counter()
+
+    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
+        """The home of the conversation, or the cheapest."""
+        self._release(facts)
+        now = self._clock()
+        length = facts.sizes[-1] / BYTES_PER_TOKEN if facts.sizes else 0.0
+        offers = [self._offer(facts, length, candidate, now) for candidate in candidates]
+        best = min(offer.cost for offer in offers)
+        homes = self._homes(facts, offers)
+        home = min(homes, key=lambda offer: (offer.cost, offer.candidate.name)) if homes else None
+        if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
+            chosen, why = home, f"continuation of {home.candidate.name}, stays"
+        else:
+            level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
+            turn = self._counter.next([offer.candidate for offer in offers if offer.cost <= level])
+            chosen = next(offer for offer in offers if offer.candidate is turn)
+            why = "cold" if home is None else f"continuation of {home.candidate.name}, moves"
+        self._send(facts, length, chosen, now)
+        return Choice(chosen.candidate.name, _reason(why, offers))
+
+    def forget(self, facts: Facts, replica: str) -> None:
+        """It has no owner there, and nothing is learned from it."""
+        sent = self._release(facts)
+        if sent is None or facts.whole is None:
+            return
+        sent.held.drop(facts.whole)
+        left = tuple(held for held in self._owners.get(facts.whole) or () if held is not sent.held)
+        if left:
+            self._owners.put(facts.whole, left)
+        else:
+            self._owners.drop(facts.whole)
+
+    def first_byte(self, facts: Facts) -> None:
+        """Its prefill is done."""
+        sent = self._sent.get(id(facts))
+        if sent is not None:
+            sent.took = sent.pending.release(sent.charge, self._clock())
+
+    def finished(self, facts: Facts, cached: float | None) -> None:
+        """Learn from it, if it had an answer, and let it go."""
+        sent = self._release(facts)
+        if sent is None:
+            return
+        new = sent.new
+        if cached is None and sent.took is not None and sent.charge.streams:
+            cached = self._inferred(sent)
+        if cached is not None:
+            new = max(1.0, sent.length * (1 - cached))
+            sent.held.clock += new - sent.new
+            if sent.known * sent.length >= _TELLING:
+                sent.held.observed(sent.age, cached >= sent.known / 2)
+        if sent.took is not None and sent.charge.streams:
+            predicted = self._time.seconds(new, sent.length)
+            sent.replica.speed.add(sent.took / max(predicted, 1e-3))
+            # A slow replica's seconds, told as those of an ordinary one: the model is of the model.
+            self._time.add(Sample(new, sent.length, sent.took / sent.replica.speed.factor))
+
+    def _inferred(self, sent: _Sent) -> float | None:
+        """Was the known prefix there? Told from the time, where that differs enough; engines tell it only if asked."""
+        if sent.known * sent.length < _TELLING or sent.took is None:
+            return None
+        factor = sent.replica.speed.factor
+        hit = factor * self._time.seconds(max(1.0, sent.length * (1 - sent.known)), sent.length)
+        miss = factor * self._time.seconds(sent.length, sent.length)
+        if miss < _TELLING_RATIO * hit:
+            return None
+        return sent.known if sent.took < (hit * miss) ** 0.5 else 0.0
+
+    @property
+    def under_way(self) -> int:
+        """Requests that were sent and are not over."""
+        return len(self._sent)
+
+    def pending_seconds(self, replica: str) -> float:
+        """The prefill work that a replica still has to do."""
+        known = self._replicas.get(replica)
+        return known.pending.seconds(self._clock()) if known is not None else 0.0
+
+    def _offer(self, facts: Facts, length: float, candidate: Candidate, now: float) -> _Offer:
+        replica = self._replicas.get(candidate.name)
+        if replica is None:
+            replica = self._replicas[candidate.name] = _Replica(candidate.generation, self._capacity)
+        elif replica.held.generation != candidate.generation:
+            replica.restarted(candidate.generation)
+        there, _ = replica.held.longest(facts)
+        new = max(1.0, length - there / BYTES_PER_TOKEN)
+        seconds = replica.speed.factor * self._time.seconds(new, length)
+        cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
+        return _Offer(candidate, replica, new, cost)
+
+    def _homes(self, facts: Facts, offers: Sequence[_Offer]) -> list[_Offer]:
+        """Those that served, whole, the longest known request that this one goes on from."""
+        # From the longest down to the first that is more than instructions: those are shared by strangers.
+        keys, at = facts.keys, len(facts.keys) - 1
+        while (at := self._owners.last_of(keys, at, facts.instructions)) >= 0:
+            owners = self._owners.get(keys[at]) or ()
+            homes = [offer for offer in offers if offer.replica.held in owners]
+            if homes:
+                return homes
+        return []
+
+    def _send(self, facts: Facts, length: float, offer: _Offer, now: float) -> None:
+        replica = offer.replica
+        held = replica.held
+        known, age = held.longest(facts, gone=True)
+        seconds = replica.speed.factor * self._time.seconds(offer.new, length)
+        charge = Charge(seconds, facts.stream)
+        replica.pending.add(charge, now)
+        share = known / facts.sizes[-1] if known else 0.0
+        self._sent[id(facts)] = _Sent(facts, replica, held, replica.pending, charge, length, offer.new, share, age)
+        if facts.whole is not None:
+            held.add(facts, offer.new)
+            others = (owner for owner in self._owners.get(facts.whole) or () if owner is not held)
+            # An owner that was restarted is in no candidate any more: let it go.
+            current = (owner for owner in others if any(r.held is owner for r in self._replicas.values()))
+            self._owners.put(facts.whole, (held, *current))
+
+    def _release(self, facts: Facts) -> _Sent | None:
+        sent = self._sent.pop(id(facts), None)
+        if sent is not None:
+            sent.pending.release(sent.charge, self._clock())
+        return sent
+
+
+def _reason(why: str, offers: Sequence[_Offer]) -> str:
+    costs = sorted([(offer.cost, offer.candidate.name) for offer in offers])
+    return f"{why}: " + ", ".join([f"{name} {cost:.2f}s" for cost, name in costs[:_NAMED]])

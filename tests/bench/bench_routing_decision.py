@@ -1,0 +1,118 @@
+"""How long the prefill policy takes to decide, and what it remembers takes.
+
+    .venv/bin/python tests/bench/bench_routing_decision.py
+
+Three figures: reading and hashing a body of 400 kB, deciding among 8 replicas with 100000 whole requests known (the
+requests are those of agents 60 turns into their work, 121 messages each), and memory after a million distinct prefixes.
+Times are of the deciding thread's CPU, so that whatever else the machine does is not in them.
+"""
+
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from proxy.facts import Facts, rolling_keys
+from proxy.policies.prefill import Prefill
+from proxy.request import read_json
+from proxy.routes import Prompt
+from supervisord.core.admission import Candidate
+
+REPLICAS = [Candidate(f"replica-{number}", number % 3, 0) for number in range(8)]
+TURNS = 60
+
+
+def conversation(number: int, turns: int) -> Facts:
+    texts = ["system", *(f"{number}.{turn}" for turn in range(2 * turns + 1))]
+    keys, _ = rolling_keys([], texts)
+    return Facts("m", True, keys, 1, tuple(12_000 + 1500 * turn for turn in range(len(texts))))
+
+
+def timed(samples: list[float], call, *args):
+    before = time.thread_time()
+    result = call(*args)
+    samples.append(1e6 * (time.thread_time() - before))
+    return result
+
+
+def show(name: str, samples: list[float]) -> None:
+    cuts = statistics.quantiles(samples, n=1000, method="inclusive")
+    p50, p99, p999 = (cuts[at - 1] for at in (500, 990, 999))
+    print(f"{name:44} p50 {p50:8.1f} us   p99 {p99:8.1f} us   p99.9 {p999:8.1f} us   ({len(samples)} samples)")
+
+
+def hashing() -> None:
+    messages = [{"role": "user" if n % 2 else "assistant", "content": "the same old words " * 210} for n in range(100)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    texts = [json.dumps(message) for message in messages]
+    reading: list[float] = []
+    hashing: list[float] = []
+    for _ in range(200):
+        timed(hashing, rolling_keys, [], texts)
+        timed(reading, read_json, body, Prompt.CHAT)
+    show(f"hashing {sum(map(len, texts)) / 1000:.0f} kB of messages", hashing)
+    show(f"the whole reading of a body of {len(body) / 1000:.0f} kB", reading)
+
+
+def deciding() -> None:
+    rng = random.Random(1)
+    clock = [0.0]
+    policy = Prefill(lambda: clock[0])
+    while len(policy._owners) < 100_000:
+        facts = conversation(rng.randrange(10**9), 1)
+        policy.choose(facts, REPLICAS)
+        policy.finished(facts, None)
+        clock[0] += 1.0
+    choosing: list[float] = []
+    learning: list[float] = []
+    for turn in range(TURNS, TURNS + 40):
+        for facts in [conversation(-number, turn) for number in range(50)]:
+            timed(choosing, policy.choose, facts, REPLICAS)
+            clock[0] += 0.5
+            policy.first_byte(facts)
+            timed(learning, policy.finished, facts, 0.9)
+    show(f"choosing, {len(policy._owners)} owners, {2 * TURNS + 2} to {2 * TURNS + 80} messages", choosing[50:])
+    show("learning from an answer", learning)
+    cold: list[float] = []
+    for n in range(4000):
+        facts = conversation(10**9 + n, 0)
+        timed(cold, policy.choose, facts, REPLICAS)
+        clock[0] += 0.5
+        policy.finished(facts, None)
+    show("choosing, cold, 2 messages", cold)
+
+
+def remembering() -> None:
+    rng = random.Random(2)
+    clock = [0.0]
+    gc.collect()
+    tracemalloc.start()
+    policy = Prefill(lambda: clock[0])
+    seen = most = 0
+    before = tracemalloc.get_traced_memory()[0]
+    while seen < 1_000_000:
+        facts = conversation(rng.randrange(10**9), 2)
+        seen += len(facts.keys)
+        policy.choose(facts, REPLICAS)
+        policy.finished(facts, None)
+        clock[0] += 1.0
+        if seen % 1000 < 6:
+            most = max(most, tracemalloc.get_traced_memory()[0] - before)
+    held = sum(len(replica.held) for replica in policy._replicas.values())
+    entries = held + len(policy._owners)
+    print(
+        f"after {seen} distinct prefixes: {held} prefixes and {len(policy._owners)} whole requests remembered, "
+        f"at most {most / 1e6:.0f} MB ({most / entries:.0f} bytes each)"
+    )
+
+
+if __name__ == "__main__":
+    hashing()
+    deciding()
+    remembering()
