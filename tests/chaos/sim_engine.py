@@ -216,6 +216,7 @@ class EngineProcess:
         error = "" if fault == "lie" and call is not Call.RELOAD_WEIGHTS else self._change(call, level, tags, fault)
         self.judge(fault=bool(fault))
         if fault == "no answer":
+            self._unanswered[reply] = None
             return
         reply("500: half done" if fault in ("error after", "half") else error)
         self._go_on()
