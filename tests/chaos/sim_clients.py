@@ -47,12 +47,18 @@ class SimReply:
 
     def __init__(self) -> None:
         self.started = self.ended = self.broken = False
+        #: An engine's answer has begun to reach the client.
+        self.headed = False
 
-    async def start(self, status: int, reason: str, headers: object) -> None:
-        self.started = True
+    async def start(self, head: object, extra: bytes = b"", *, at_once: bool = True) -> None:
+        self.started = self.headed = True
 
     async def write(self, data: bytes) -> None:
-        pass
+        self.headed = True
+
+    async def pour(self, answer) -> None:
+        self.headed = True
+        await answer.pour(None)
 
     async def comment(self) -> None:
         self.started = True
@@ -151,8 +157,7 @@ class Clients:
             client.retry_after = error.retry_after
             supervisor = self._world.supervisor
             if supervisor is not None and supervisor.process is self._process:
-                headed = client.stream and exchange.outcome.first_byte is not None
-                supervisor.checks.error_shown(client, answer, str(error), headed=headed)
+                supervisor.checks.error_shown(client, answer, str(error), headed=reply.headed)
         except asyncio.CancelledError:
             answer = "left"
         self._world.outcome(client, answer)

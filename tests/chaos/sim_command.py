@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -67,8 +68,13 @@ def main(arguments: Sequence[str]) -> int:
 
     total, began, failed = Sum(), time.monotonic(), []
     seed = options.seed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     while total.seeds < options.seeds or total.steps < options.steps:
-        result = run(seed, trace=print if options.trace else None)
+        try:
+            result = run(seed, trace=print if options.trace else None)
+        except KeyboardInterrupt:
+            print(f"interrupted in seed {seed}")
+            break
         total.add(result)
         if result.violation is not None:
             failed.append(seed)

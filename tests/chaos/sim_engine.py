@@ -47,6 +47,8 @@ class EngineProcess:
         self.memory_kept = False
         self.busy_until = 0.0
         self.requests: dict[Request, None] = {}
+        #: Who waits for the answer to a call; an engine that dies closes their connections.
+        self._unanswered: dict[Reply, None] = {}
         self._stalled: list[Callable[[], None]] = []
         #: Since when it is healthy: answering, awake, whole, with nothing injected. None: it is not.
         self.good_since: float | None = None
@@ -84,6 +86,8 @@ class EngineProcess:
         for request in list(self.requests):
             self._close(request)
         self._go_on()
+        for reply in self._unanswered:
+            reply("the connection was closed without an answer")
         self.unit.engine_gone(self, code)
 
     def hang(self, seconds: float | None) -> None:
@@ -173,6 +177,7 @@ class EngineProcess:
             return
         begin = max(self.world.now, self.busy_until)
         self.busy_until = begin + takes
+        self._unanswered[reply] = None
         self.world.later(begin + takes - self.world.now, self._do, call, level, tags, fault, reply)
 
     def by_hand(self, call: Call, level: int, may: Callable[[], bool]) -> None:
@@ -189,9 +194,10 @@ class EngineProcess:
 
     def _do(self, call: Call, level: int, tags: tuple[str, ...], fault: str, reply: Reply) -> None:
         if self.dead:
-            reply("the connection was closed without an answer")
-            return
+            return  # who waited was told when it died
+        self._unanswered.pop(reply, None)
         if self.hung:
+            self._unanswered[reply] = None
             self._stalled.append(lambda: self._do(call, level, tags, fault, reply))
             return
         match fault:
@@ -204,11 +210,13 @@ class EngineProcess:
                 return
             case "hang":
                 self.hang(self.world.choices.between(1.0, 600.0, f"{self.unit.name} hangs {self.world.now}"))
+                self._unanswered[reply] = None
                 self._stalled.append(lambda: self._do(call, level, tags, "", reply))
                 return
         error = "" if fault == "lie" and call is not Call.RELOAD_WEIGHTS else self._change(call, level, tags, fault)
         self.judge(fault=bool(fault))
         if fault == "no answer":
+            self._unanswered[reply] = None
             return
         reply("500: half done" if fault in ("error after", "half") else error)
         self._go_on()

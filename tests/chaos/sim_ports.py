@@ -11,6 +11,7 @@ from sim_loop import Process
 from sim_systemd import Unit
 
 from proxy.exchange import ConnectFailed, LocalFault, NoFirstByte, UpstreamBroken
+from proxy.headers import ResponseHead
 from supervisord.core.actions import Call
 from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe
@@ -186,7 +187,7 @@ class UpstreamPort:
         if fault == "refused" or engine is None or engine.dead or not engine.listening:
             raise ConnectFailed("connection refused")
         loop = asyncio.get_running_loop()
-        head: asyncio.Future[str] = loop.create_future()
+        first: asyncio.Future[str] = loop.create_future()
         end: asyncio.Future[str] = loop.create_future()
 
         def tell(future: asyncio.Future[str]):
@@ -194,13 +195,16 @@ class UpstreamPort:
 
         client = exchange.client
         first_after = client.first_after * (100.0 if fault == "slow" else 1.0)
-        request = Request(self._process, first_after, client.length, tell(head), tell(end))
+        request = Request(self._process, first_after, client.length, tell(first), tell(end))
         if fault in ("reset", "broken"):
             world.later(client.length * 0.5, engine.reset, request)
         engine.take(request)
+        answer = AnswerPort(engine, request, first, end, stream=client.stream)
+        if client.stream:
+            return answer  # vLLM sends the head of a stream before any work
         try:
             async with asyncio.timeout(self._first_byte_timeout):
-                error = await head
+                error = await first
         except TimeoutError:
             engine.drop(request)
             raise NoFirstByte("no byte") from None
@@ -209,29 +213,40 @@ class UpstreamPort:
             raise
         if error:
             raise ConnectFailed(error)
-        return AnswerPort(engine, request, end, stream=client.stream)
+        return answer
 
 
 class AnswerPort:
     """A response whose head has come."""
 
-    status, reason = 200, "OK"
+    poured, tail = 6, b"a\n\n"
 
-    def __init__(self, engine, request: Request, end: asyncio.Future[str], *, stream: bool) -> None:
-        self._engine, self._request, self._end = engine, request, end
-        self._parts = [b"data\n\n", b""]
-        # A plain answer is held until it is whole, a stream goes on byte by byte.
-        self.headers = (("content-type", "text/event-stream"),) if stream else (("content-length", "6"),)
+    def __init__(
+        self, engine, request: Request, first: asyncio.Future[str], end: asyncio.Future[str], *, stream: bool
+    ) -> None:
+        self._engine, self._request, self._first, self._end = engine, request, first, end
+        kind = "text/event-stream" if stream else "application/json"
+        self.head = ResponseHead(200, "OK", b"", None if stream else 6, content_type=kind)
 
     def accept(self) -> None:
         pass
 
-    async def read(self) -> bytes:
-        if not self._parts:
-            return b""
-        if len(self._parts) == 1 and await self._end:
-            raise UpstreamBroken("the connection was closed")
-        return self._parts.pop(0)
+    async def begins(self) -> None:
+        await self._reach(self._first)
+
+    async def read(self, limit: int) -> bytes:
+        await self._reach(self._end)
+        return b"answer"
+
+    async def pour(self, client) -> None:
+        await self._reach(self._first)
+        await self._reach(self._end)
+
+    async def _reach(self, future: asyncio.Future[str]) -> None:
+        # wait() rather than await: a time limit around this must not cancel what the engine still answers.
+        await asyncio.wait((future,))
+        if future.result():
+            raise UpstreamBroken(future.result())
 
     def close(self) -> None:
         self._engine.drop(self._request)
