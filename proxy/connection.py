@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Protocol, cast
 
 from proxy.chunks import ChunkError, Chunks
 from proxy.client import HttpClient
@@ -13,11 +13,9 @@ from proxy.errors import Dialect, ProxyError, bad_request, error_body, error_hea
 from proxy.exchange import Source
 from proxy.headers import HeadError, RequestHead
 from proxy.heads import parse_request, too_long
+from supervisord.core.spec import ProxySpec
 
 log = logging.getLogger("proxy.access")
-
-if TYPE_CHECKING:
-    from proxy.clients import ClientServer
 
 #: Bytes of a response that may be unsent before its source is held.
 WRITE_BUFFER = 64 * 1024
@@ -29,10 +27,34 @@ LINGER = 5.0
 SLOWEST_BODY = 1024
 
 
+class Server(Protocol):
+    """What a connection needs of the port that it belongs to (see ``proxy.clients``)."""
+
+    @property
+    def spec(self) -> ProxySpec: ...
+
+    #: Handlers under way, also those whose connection is lost.
+    tasks: set[asyncio.Task[None]]
+
+    @property
+    def handler(self) -> Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]: ...
+
+    @property
+    def connections(self) -> Collection[ClientConnection]: ...
+
+    def connected(self, connection: ClientConnection) -> None: ...
+
+    def heard(self, connection: ClientConnection) -> None: ...
+
+    def lost(self, connection: ClientConnection) -> None: ...
+
+    def date(self) -> bytes: ...
+
+
 class ClientConnection(asyncio.Protocol):
     """Bytes to requests and back; see the module."""
 
-    def __init__(self, server: ClientServer) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport
