@@ -12,8 +12,9 @@ from proxy.errors import Dialect, ProxyError
 from proxy.exchange import Outcome
 from proxy.facts import Facts
 from proxy.relay import Relay
+from proxy.routing import PolicyBook
 from supervisord.control import Failover
-from supervisord.core.admission import Choice
+from supervisord.core.spec import Config
 
 if TYPE_CHECKING:
     from sim_world import World
@@ -25,6 +26,8 @@ class Client:
     def __init__(self, model: str, first_after: float, length: float, patience: float, *, stream: bool = False) -> None:
         self.model, self.first_after, self.length, self.patience = model, first_after, length, patience
         self.stream = stream
+        #: One for each message of its conversation.
+        self.keys: tuple[bytes, ...] = ()
         self.arrived = 0.0
         self.answers: list[str] = []
         #: From a refusal.
@@ -36,7 +39,9 @@ class SimExchange:
 
     def __init__(self, client: Client) -> None:
         self.client, self.model, self.id = client, client.model, "r"
-        self.facts = Facts(client.model, client.stream)
+        self.facts = Facts(
+            client.model, client.stream, client.keys, sizes=tuple(400 * n for n in range(1, len(client.keys) + 1))
+        )
         self.outcome = Outcome()
 
 
@@ -72,16 +77,6 @@ class SimReply:
         await self.end()
 
 
-class SpreadPolicy:
-    """Least in flight, first of equals."""
-
-    def choose(self, facts: Facts, candidates) -> Choice:
-        return Choice(min(candidates, key=lambda c: (c.in_flight, c.name)).name, "spread")
-
-    def forget(self, facts: Facts, replica: str) -> None:
-        pass
-
-
 class Clients:
     """Those of one supervisor process."""
 
@@ -91,14 +86,19 @@ class Clients:
         #: Their connections are made, and the process has not seen them yet.
         self._knocking: dict[Client, None] = {}
         self._relay: Relay | None = None
-        self._policy = SpreadPolicy()
+        self._policies: PolicyBook | None = None
         self._empty: asyncio.Event | None = None
 
-    def open(self, dispatcher, first_byte_timeout: float) -> None:
-        upstream = UpstreamPort(self._world, self._process, first_byte_timeout)
+    def open(self, dispatcher, config: Config) -> None:
+        upstream = UpstreamPort(self._world, self._process, config.proxy.first_byte_timeout)
+        self._policies = PolicyBook(config.models, self._process.time)
         self._relay = Relay(dispatcher, upstream, self._failed_over, self._process.time)
         self._empty = asyncio.Event()
         self._empty.set()
+
+    def reconfigure(self, config: Config) -> None:
+        if self._policies is not None:
+            self._policies.replace(config.models)
 
     @property
     def count(self) -> int:
@@ -149,8 +149,9 @@ class Clients:
     async def _serve(self, client: Client) -> None:
         exchange, reply = SimExchange(client), SimReply()
         assert self._relay is not None
+        assert self._policies is not None
         try:
-            await self._relay.run(exchange, reply, self._policy, 15.0)
+            await self._relay.run(exchange, reply, self._policies.policy(client.model), 15.0)
             answer = "broken" if reply.broken or not reply.ended else "answered"
         except ProxyError as error:
             answer = f"{error.status} {error.code}"

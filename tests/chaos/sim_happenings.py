@@ -92,7 +92,9 @@ class Happenings:
         )
 
     def _like(self, one: Client, rng: Random) -> Client:
-        return Client(one.model, one.first_after * rng.uniform(0.5, 2.0), one.length, one.patience, stream=one.stream)
+        other = Client(one.model, one.first_after * rng.uniform(0.5, 2.0), one.length, one.patience, stream=one.stream)
+        other.keys = one.keys
+        return other
 
     def _arrive(self, clients: list[Client]) -> None:
         self.clients += clients

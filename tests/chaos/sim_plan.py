@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from proxy.routing import POLICIES
 from supervisord.core.spec import (
     Config,
     IdleLadder,
@@ -121,7 +122,13 @@ def _model(rng: Random, name: str, interval: float) -> ModelSpec:
     replicas = tuple(_replica(rng, name, number) for number in range(rng.choice((1, 1, 2, 2, 3))))
     wake = WakeLimits(rng.choice((8.0, 60.0, 300.0)), rng.choice((4, 64)), canary=rng.random() < 0.3)
     return ModelSpec(
-        name, replicas, aliases=(f"{name}-alias",), idle=_ladder(rng, interval), wake=wake, serve=ServeSpec("m")
+        name,
+        replicas,
+        aliases=(f"{name}-alias",),
+        routing=rng.choice(sorted(POLICIES)),
+        idle=_ladder(rng, interval),
+        wake=wake,
+        serve=ServeSpec("m"),
     )
 
 

@@ -219,7 +219,7 @@ class UpstreamPort:
 class AnswerPort:
     """A response whose head has come."""
 
-    poured, tail = 6, b"a\n\n"
+    poured, tail, ending = 6, b"a\n\n", b"data: a\n\n"
 
     def __init__(
         self, engine, request: Request, first: asyncio.Future[str], end: asyncio.Future[str], *, stream: bool

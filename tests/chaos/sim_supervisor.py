@@ -127,7 +127,7 @@ class Supervisor:
         self.reloader.begin(world.disk.load(), world.disk.load_fingerprints())
         await self.reloader.adopted()
         self.operator = Operator(self.dispatcher, self.reloader.reload)
-        self.clients.open(self.dispatcher, config.proxy.first_byte_timeout)
+        self.clients.open(self.dispatcher, self.reloader.config)
         self.accepting = True
         world.say("the supervisor accepts")
         await self._stop.wait()
@@ -142,6 +142,7 @@ class Supervisor:
 
     def _reconfigured(self, config: Config) -> None:
         self.checks.configured(config)
+        self.clients.reconfigure(config)
 
     def _engine_for(self, model: ModelSpec, spec: ReplicaSpec) -> EnginePort:
         return EnginePort(self.world.units[spec.unit], self.process)
