@@ -7,6 +7,7 @@ keeps those used since at least half the capacity ago, for the price of a plain 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from proxy.facts import Facts
@@ -39,7 +40,7 @@ class Halves(Generic[V]):
 
     def put_all(self, keys: Sequence[bytes], value: V) -> None:
         """One value for many keys; what is more than the capacity is cut off."""
-        self._young.update(dict.fromkeys(keys[: self._half], value))
+        self._young.update(zip(keys[: self._half], repeat(value), strict=False))
         self._turn()
 
     def last_of(self, keys: Sequence[bytes], end: int, start: int) -> int:
@@ -87,7 +88,7 @@ class Held:
 
         ``gone``: also of those that were computed here but are believed to have made room for others.
         """
-        keys, oldest = facts.keys, self.clock - self.holds if not gone else 0.0
+        keys, oldest = facts.keys, 0.0 if gone else self.clock - self.holds
         # Every use of a prefix is one of all its own prefixes, so what is there comes before what is not.
         young, old = self._stamps.halves()
         low, high, age = 0, len(keys), 0.0

@@ -74,7 +74,12 @@ class _Offer:
 
     candidate: Candidate
     replica: _Replica
+    #: Bytes of the longest prefix that is there, and how many tokens ago it was used.
+    there: int
+    age: float
+    #: Tokens to compute, and the seconds that takes.
     new: float
+    seconds: float
     cost: float
 
 
@@ -173,11 +178,11 @@ class Prefill:
             replica = self._replicas[candidate.name] = _Replica(candidate.generation, self._capacity)
         elif replica.held.generation != candidate.generation:
             replica.restarted(candidate.generation)
-        there, _ = replica.held.longest(facts)
+        there, age = replica.held.longest(facts)
         new = max(1.0, length - there / BYTES_PER_TOKEN)
         seconds = replica.speed.factor * self._time.seconds(new, length)
         cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
-        return _Offer(candidate, replica, new, cost)
+        return _Offer(candidate, replica, there, age, new, seconds, cost)
 
     def _homes(self, facts: Facts, offers: Sequence[_Offer]) -> list[_Offer]:
         """Those that served, whole, the longest known request that this one goes on from."""
@@ -193,9 +198,9 @@ class Prefill:
     def _send(self, facts: Facts, length: float, offer: _Offer, now: float) -> None:
         replica = offer.replica
         held = replica.held
-        known, age = held.longest(facts, gone=True)
-        seconds = replica.speed.factor * self._time.seconds(offer.new, length)
-        charge = Charge(seconds, facts.stream)
+        # Nothing has ever made room: what was computed there is there.
+        known, age = (offer.there, offer.age) if held.holds == float("inf") else held.longest(facts, gone=True)
+        charge = Charge(offer.seconds, facts.stream)
         replica.pending.add(charge, now)
         share = known / facts.sizes[-1] if known else 0.0
         self._sent[id(facts)] = _Sent(facts, replica, held, replica.pending, charge, length, offer.new, share, age)

@@ -101,7 +101,7 @@ class Assembler:
             name=name,
             replicas=self._replicas_of(name, table, path),
             aliases=aliases,
-            routing=_value(table, "routing", "adaptive"),
+            routing=_value(table, "routing", "prefill"),
             idle=self._idle(_given(table, "idle"), (*path, "idle")),
             wake=WakeLimits(**_given(table, "wake")),
             serve=serve,

@@ -48,7 +48,7 @@ OPTION_NAME = Form(
 )
 
 ENGINES = ("vllm", "simulator")
-ROUTINGS = ("adaptive", "prefill", "roundrobin", "affinity")
+ROUTINGS = ("prefill", "adaptive", "roundrobin", "affinity")
 
 _BY_ENDPOINT = "is set by the launcher from the replica's endpoint"
 _BY_NAMES = "is set by the launcher from the model's name and aliases"
@@ -320,10 +320,11 @@ MODEL = Table(
         Key(
             "routing",
             Text(PLAIN, ROUTINGS),
-            "How requests are spread: `adaptive` (a conversation goes on where its prefix is cached, anything else "
-            "spreads), `prefill` (where the first token is predicted soonest; conversations stay home unless that "
-            "costs too much), `roundrobin`, or `affinity` (everything of one prefix to one replica).",
-            "adaptive",
+            "How requests are spread: `prefill` (where the first token is predicted soonest; a conversation stays "
+            "where its prefix is cached unless that costs too much), `adaptive` (a conversation goes on where its "
+            "prefix is cached, anything else takes turns), `roundrobin`, or `affinity` (everything of one prefix to "
+            "one replica). What each is good for: routing.md.",
+            "prefill",
         ),
         Key("idle", IDLE, IDLE.doc),
         Key("wake", WAKE, WAKE.doc),

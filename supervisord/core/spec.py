@@ -77,8 +77,8 @@ class ModelSpec:
     name: str
     replicas: tuple[ReplicaSpec, ...]
     aliases: tuple[str, ...] = ()
-    #: ``adaptive``, ``prefill``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
-    routing: str = "adaptive"
+    #: ``prefill``, ``adaptive``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
+    routing: str = "prefill"
     idle: IdleLadder = IdleLadder()
     wake: WakeLimits = WakeLimits()
     serve: ServeSpec | None = None

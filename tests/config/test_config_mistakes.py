@@ -62,7 +62,7 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
         ),
         (
             '[models.chat]\nrouting = "afinity"\n' + SERVE,
-            "[models.chat] routing: 'afinity' is not one of adaptive, prefill, roundrobin, affinity (did you mean affinity?)",
+            "[models.chat] routing: 'afinity' is not one of prefill, adaptive, roundrobin, affinity (did you mean affinity?)",
         ),
         (
             '[models."a b".serve]\nmodel = "m"\n[models."a b".replicas.a]',

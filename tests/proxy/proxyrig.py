@@ -334,7 +334,7 @@ class Rig:
         self.proxy.reconfigure(self.spec, [MODEL])
 
 
-MODEL = ModelSpec("m", (ReplicaSpec("a", "m", "a.service", "http://127.0.0.1:1"),), aliases=("alias",))
+MODEL = ModelSpec("m", (ReplicaSpec("a", "m", "a.service", "http://127.0.0.1:1"),), ("alias",), "adaptive")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
 
