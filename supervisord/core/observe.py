@@ -18,8 +18,8 @@ from supervisord.core.lifecycle import (
     first_look,
     give_up,
     go_down,
-    restart_broken,
     save_record,
+    step_failed,
 )
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.recovery import Verdict, judge
@@ -328,7 +328,6 @@ def overdue(turn: Turn, replica: Replica) -> None:
         case Life.STOPPING:
             give_up(turn, replica, CommandFailure.STOP_FAILED, f"{replica.spec.unit} did not stop in {waited:.0f} s")
         case Life.WAKING | Life.FALLING_ASLEEP:
-            words = replica.steps[replica.step_index].words
-            restart_broken(turn, replica, f"'{words}' did not end in time")
+            step_failed(turn, replica, "it did not end in time")
         case _:
             turn.forget_operation(replica)

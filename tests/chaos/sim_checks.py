@@ -140,10 +140,12 @@ class Checks:
         seen.life, seen.since, seen.ours = life, replica.since, replica.op != 0
         if life in (Life.READY, Life.ASLEEP):
             seen.settled_at = world.now
-        said = world.units[replica.spec.unit].said
-        if life is Life.ASLEEP and said is not EngineState.ASLEEP:
+        unit = world.units[replica.spec.unit]
+        said = unit.said
+        if life is Life.ASLEEP and said is not EngineState.ASLEEP and unit.said_before is not EngineState.ASLEEP:
             world.fail("8", f"{replica.name} counts as asleep, and the engine said {said}")
-        if life is Life.READY and before is Life.WAKING and said is not EngineState.AWAKE:
+        awake = EngineState.AWAKE in (said, unit.said_before)
+        if life is Life.READY and before is Life.WAKING and not awake:
             world.fail("8", f"{replica.name} counts as awake, and the engine said {said}")
         if before is Life.STARTING and life is Life.STOPPING and not self._stop_was_wanted(replica):
             world.fail("1", f"a start of {replica.name} that had begun is stopped")

@@ -67,7 +67,7 @@ class EnginePort:
         return self._said(Probe(EngineState.HUNG, f"no answer in {timeout:g} s"))
 
     def _said(self, probe: Probe) -> Probe:
-        self.unit.said = probe.state
+        self.unit.said_before, self.unit.said = self.unit.said, probe.state
         return probe
 
     async def sleep(self, level: int, timeout: float) -> None:

@@ -136,11 +136,13 @@ def _end_well(world: World, happenings: Happenings) -> None:
     spec = world.config.supervisor
     _go_on(world, world.now + 2 * spec.start_timeout + 2 * spec.probe_interval + 300.0)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "the supervisor never accepts again")
-    for model in world.config.models:
+    # What it was told last, which need not be what the files say by now.
+    models = world.supervisor.reloader.config.models if world.supervisor is not None else ()
+    for model in models:
         if _has_room(world, model):
             _answers(world, model.name)
     longest = 0.0
-    for model in world.config.models:
+    for model in models:
         ladder = model.idle
         longest = max(longest, ladder.sleep1 or 0.0, ladder.sleep2 or 0.0, ladder.stop or 0.0)
     if world.violation is None:

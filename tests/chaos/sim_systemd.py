@@ -44,8 +44,9 @@ class Unit:
         self._start_after_stop = False
         #: Outdates timers of an earlier state.
         self._epoch = 0
-        #: What the last look at its engine answered, true or not.
+        #: What the last two looks at its engine answered, true or not; looks may overlap.
         self.said: EngineState | None = None
+        self.said_before: EngineState | None = None
 
     @property
     def invocation(self) -> str:

@@ -154,8 +154,8 @@ def test_host_memory_is_a_budget_too():
         running=("a", "b"),
     )
     world.run()
-    for _ in range(4):
-        world.later(40)
+    for _ in range(16):
+        world.later(10)
         world.run()
     assert sorted(world.replica(name).level for name in ("a", "b")) == [1, 2]
 

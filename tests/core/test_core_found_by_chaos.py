@@ -163,3 +163,13 @@ def test_a_burst_does_not_make_a_replica_rest_for_its_own_sibling():
     world.run()
     assert all(isinstance(world.outcomes[ticket], Lease) for ticket in tickets)
     assert world.noted(NoteKind.EVICTED) == 0
+
+
+def test_a_disk_that_hangs_before_a_sleep_restarts_nothing():
+    world = World(model(idle=IdleLadder(sleep1=60)), running=("a",))
+    world.run()
+    world.later(60)
+    assert world.pending_of(Persist)
+    world.later(20)  # the write never ends
+    assert world.life() is Life.READY
+    assert not world.pending_of(RunUnitJob)
