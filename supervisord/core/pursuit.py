@@ -14,6 +14,8 @@ def pursue(turn: Turn, replica: Replica) -> None:
     """Do the next thing towards the goal, if it may be done now. Safe to call at any time."""
     if turn.fleet.draining:
         return
+    if replica.goal is None and replica.health is not Health.DEAD:
+        return  # most of the time
     gpu_free = replica.shares_gpu_with(turn.fleet.replicas.values()) is None
     if replica.health is Health.DEAD and replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP):
         if gpu_free:
