@@ -139,6 +139,8 @@ def _end_well(world: World, happenings: Happenings) -> None:
     # What it was told last, which need not be what the files say by now.
     models = world.supervisor.reloader.config.models if world.supervisor is not None else ()
     for model in models:
+        _starts(world, model.name)
+    for model in models:
         if _has_room(world, model):
             _answers(world, model.name)
     longest = 0.0
@@ -168,19 +170,23 @@ def _until(world: World, reached: Callable[[], bool], limit: float, complaint: s
             world.fail("liveness", complaint)
 
 
-def _answers(world: World, model: str) -> None:
-    """An operator ends every hold, and the model answers; a client that is told to come again does."""
+def _starts(world: World, model: str) -> None:
+    """An operator ends every hold."""
     supervisor = world.supervisor
     if world.violation is not None or supervisor is None:
         return
     supervisor.process.call_soon(supervisor.command, model, True, Verb.START, 0)
     _go_on(world, world.now + 0.1)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, f"the start of {model} is never answered")
-    tight = world.config.supervisor.gpu_memory is not None  # then its replicas may take turns
-    if world.violation is None and supervisor.last_answer != "done" and not tight:
+    if world.violation is None and supervisor.last_answer != "done" and not _tight(world):
         world.fail("liveness", f"nothing is wrong any more, and the start of {model} ended '{supervisor.last_answer}'")
-    for _ in range(4):
-        if world.violation is not None:
+
+
+def _answers(world: World, model: str) -> None:
+    """A model answers; a client that is told to come again does, more often where models take turns on a GPU."""
+    supervisor = world.supervisor
+    for _ in range(20 if _tight(world) else 4):
+        if world.violation is not None or supervisor is None:
             return
         client = Client(model, 0.05, 0.1, 3600.0)
         supervisor.knock(client)
@@ -188,8 +194,13 @@ def _answers(world: World, model: str) -> None:
         _until(world, lambda: _idle(world), SETTLED_WITHIN, f"a request for {model} is never answered")
         if client.answers == ["answered"]:
             return
-        _go_on(world, world.now + (client.retry_after or 1.0))
+        _go_on(world, world.now + max(client.retry_after or 1.0, 10.0))
     world.fail("liveness", f"nothing is wrong any more, and {model} answers {client.answers}")
+
+
+def _tight(world: World) -> bool:
+    """GPU memory is a budget, so replicas may take turns."""
+    return world.config.supervisor.gpu_memory is not None
 
 
 def _check_rest(world: World, happenings: Happenings) -> None:
