@@ -9,8 +9,6 @@ is sent there any more, and how long until it is ready again.
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -21,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / 
 import product as rig  # noqa: E402
 from product import SERVICE, Product, codes, model, run  # noqa: E402
 
+UNIT = "vllm@a.service"
 CONFIG = model("m", "a", "b", **{"sim-tpot-base": 0.005})
 
 
@@ -51,10 +50,12 @@ async def deaths(product: Product, times: int) -> None:
     async with product.clients() as clients, product.fleet() as fleet, clients.load("m", 8) as load:
         for _ in range(times):
             await load.more(8)
-            os.kill(product.main_pid("vllm@a.service"), signal.SIGKILL)
+            killed = product.main_pid(UNIT)
+            product.kill(UNIT)
             died = time.monotonic()
             await fleet.until(lambda: fleet["a"].health != "ok" or fleet["a"].state != "ready", "a is demoted")
             demoted.append(time.monotonic() - died)
+            await rig.until(lambda killed=killed: product.main_pid(UNIT) not in (0, killed), "a is started again")
             await fleet.becomes("a", "ready")
             back.append(time.monotonic() - died)
     print(

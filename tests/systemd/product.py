@@ -292,7 +292,9 @@ class Product:
 
     def kill(self, unit: str = SERVICE, number: int = signal.SIGKILL) -> None:
         """A signal to the main process alone."""
-        os.kill(self.main_pid(unit), number)
+        pid = self.main_pid(unit)
+        assert pid > 1, f"{unit} has no main process"  # 0 would be everybody in our own process group
+        os.kill(pid, number)
 
     def record(self, replica: str) -> dict[str, Any]:
         """What is on disk about a replica; empty when nothing is."""
