@@ -29,6 +29,7 @@ ROUNDS = 100
 QUICK = {"sim-wake1": WAKE, "sim-sleep": 0.0, "sim-ttft-rate": 1e9, "sim-tpot-base": 0.0}
 CONFIG = "\n".join(
     [
+        "[proxy]\nmax_connections = 20000",
         model("plain", wake={"canary": False}, **QUICK),
         model("canary", wake={"canary": True}, **QUICK),
         model("crowd", wake={"canary": False, "max_waiting": 20000}, **{**QUICK, "sim-wake1": 1.0}),
