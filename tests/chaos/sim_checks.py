@@ -204,6 +204,9 @@ class Checks:
 
     # --- what clients see ---
 
+    def leaves_when_granted(self) -> bool:
+        return bool(self._world.choices.fault("", "grant", ("its client leaves",)))
+
     def error_shown(self, client: Client, answer: str, text: str, *, headed: bool) -> None:
         """A client gets an error: was there a replica that could have served it all the time?"""
         if headed or answer in _RIGHT_ANYHOW:

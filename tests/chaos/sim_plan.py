@@ -78,7 +78,7 @@ def plan(seed: int) -> Plan:
     names, shares = list(weights), list(weights.values())
     items: list[Item] = []
     at = rng.choice((0.0, 0.01, 30.0))
-    for number in range(rng.choice((8, 15, 15, 30, 30, 60, 120))):
+    for number in range(rng.choice((8, 15, 15, 15, 30, 30, 60, 100))):
         at += _gap(rng, config.supervisor.probe_interval)
         items.append(Item(at, f"{number} {rng.random():.6f}", rng.choices(names, shares)[0]))
     units = [replica.unit for model in config.models for replica in model.replicas]
@@ -100,7 +100,7 @@ def _gap(rng: Random, interval: float) -> float:
 
 
 def _config(rng: Random) -> Config:
-    interval = rng.choice((5.0, 20.0, 60.0, 120.0, 600.0))
+    interval = rng.choice((5.0, 20.0, 60.0, 60.0, 120.0, 120.0, 600.0))
     supervisor = SupervisorSpec(
         probe_interval=interval,
         backoff_max=rng.choice((10.0, 60.0, 300.0)),

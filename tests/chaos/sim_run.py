@@ -17,7 +17,7 @@ from supervisord.control import Verb
 from supervisord.core.idle import Rung, rung_due
 from supervisord.core.replica import OPERATING
 from supervisord.core.spec import IdleLadder, ModelSpec
-from supervisord.core.states import Hold, Life
+from supervisord.core.states import Health, Hold, Life
 
 #: More steps than any history needs: something goes round in circles.
 TOO_MANY_STEPS = 400_000
@@ -216,6 +216,10 @@ def _check_rest(world: World, happenings: Happenings) -> None:
     for replica in fleet.replicas.values():
         if replica.life in OPERATING or replica.life is Life.DRAINING:
             world.fail("liveness", f"{replica.name} is {replica.life} for ever")
+        unit = world.units[replica.spec.unit]
+        good = unit.engine is not None and unit.engine.good_since is not None
+        if replica.life is Life.READY and replica.health is Health.SUSPECT and good:
+            world.fail("liveness", f"{replica.name} is suspected for ever")
         model = fleet.model_of(replica)
         if model is None or replica.hold is not Hold.NONE:
             continue

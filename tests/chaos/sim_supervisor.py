@@ -45,6 +45,10 @@ class WatchedDispatcher(Dispatcher):
     def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
         answer = super().admit(model, choose, exclude=exclude)
         self._checks.after(None)
+        if isinstance(answer, Wait) and self._checks.leaves_when_granted():
+            # Its client is gone in the very moment in which it is let in.
+            task = asyncio.current_task(self._process)
+            answer.outcome.add_done_callback(lambda outcome: task.cancel() if task is not None else None)
         return answer
 
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:

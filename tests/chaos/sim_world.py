@@ -175,7 +175,10 @@ class World:
             if unit.engine is not None:
                 for request in [r for r in unit.engine.requests if r.owner is old.process]:
                     unit.engine.drop(request)
-        self.later(self.choices.latency("the daemon's restart", 0.1, 5.0), self.start_supervisor)
+        pause = self.choices.latency("the daemon's restart", 0.1, 5.0)
+        if not self.choices.quiet and self.choices.chance(f"the daemon stays away {self.starts}", 0.15):
+            pause *= 60.0
+        self.later(pause, self.start_supervisor)
 
     def end(self) -> None:
         """The history is over: nothing of it may linger."""
