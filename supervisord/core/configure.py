@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from supervisord.core.actions import NoteKind, Persist
+from supervisord.core.actions import CommandFailure, NoteKind, Persist
 from supervisord.core.canary import Fingerprint
 from supervisord.core.events import Configured
 from supervisord.core.fleet import Model, Turn
+from supervisord.core.goals import fail_goal
 from supervisord.core.record import Record
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.spec import ModelSpec, ReplicaSpec
@@ -34,6 +35,7 @@ def configured(turn: Turn, event: Configured) -> None:
     for replica in fleet.replicas.values():
         if replica.name not in kept and not replica.leaving:
             replica.leaving = True
+            fail_goal(turn, replica, CommandFailure.GONE, "it is no longer configured")
             turn.note(NoteKind.RECONFIGURED, replica, "is no longer configured: it gets no more requests")
     for name, model in old_models.items():
         if name not in fleet.models:
@@ -54,6 +56,8 @@ def _take(
 ) -> Replica:
     replica = turn.fleet.replicas.get(spec.name)
     if replica is None or replica.spec.unit != spec.unit:
+        if replica is not None:
+            fail_goal(turn, replica, CommandFailure.GONE, f"its unit is {spec.unit} now")
         replica = Replica(spec, since=turn.now)
         record = records.get(spec.name)
         if record is not None:

@@ -232,7 +232,8 @@ class Checks:
             model = fleet.models.get(spec.name)
             if model is not None and model.spec == spec:
                 for replica in model.replicas:
-                    if replica.life is not Life.FAILED:  # the end of its back-off is seen with the next event
+                    # One that waits for its back-off to end, or for room, may get it from what did change.
+                    if replica.life is not Life.FAILED and replica.goal is None:
                         self._untouched[replica.name] = _state(replica)
 
     def _check_untouched(self) -> None:

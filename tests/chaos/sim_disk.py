@@ -65,6 +65,8 @@ class StorePort:
     async def _queue(self, name: str, what: str, write: Callable[[], None]) -> None:
         world = self._world
         fault = world.choices.fault(world.unit_of(name), what, ("full", "flush fails", "slow", "stuck"))
+        if fault:
+            world.choices.blame[""] = world.now  # whoever writes next waits for this one
         takes = {"slow": 4.0, "stuck": 40.0}.get(fault, world.choices.latency("disk", 0.0005, 0.02))
         begin = max(world.now, self._free_at)
         self._free_at = begin + takes

@@ -114,6 +114,9 @@ class Supervisor:
             answer = "done"
         except ControlError as error:
             answer = str(error.code)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            self.world._error(f"'{what}' failed in a way that nobody foresaw", error)
+            return
         self.asked -= 1
         self.world.answers[f"{what}: {answer}"] += 1
         self.last_answer = answer

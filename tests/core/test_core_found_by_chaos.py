@@ -4,7 +4,7 @@ from world import IdleLadder, Life, Phase, ShutDown, SupervisorSpec, Verb, World
 
 from supervisord.core.actions import Call, CallEngine, CommandFailure, NoteKind, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.admission import Ending, Lease
-from supervisord.core.events import UnitChanged
+from supervisord.core.events import Configured, UnitChanged
 from supervisord.core.step import next_due
 
 
@@ -173,3 +173,11 @@ def test_a_disk_that_hangs_before_a_sleep_restarts_nothing():
     world.later(20)  # the write never ends
     assert world.life() is Life.READY
     assert not world.pending_of(RunUnitJob)
+
+
+def test_a_command_to_a_replica_that_a_reload_takes_away_is_answered_and_starts_nothing():
+    world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}))
+    tickets = [world.command("a", Verb.WAKE), world.command("b", Verb.WAKE)]  # b waits for the GPU
+    world.do(Configured((model("other", ("c",)),), SupervisorSpec()))
+    assert [world.answers[ticket].failure for ticket in tickets] == [CommandFailure.GONE] * 2
+    assert "b" not in [job.replica for job in world.pending_of(RunUnitJob)]
