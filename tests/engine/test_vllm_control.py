@@ -126,10 +126,17 @@ async def test_its_fingerprint_is_the_same_after_the_wakes_of_both_levels(real: 
 
 async def test_its_fingerprint_is_the_same_in_a_batch_with_others(real: Real, engine: VllmEngine) -> None:
     first = await fingerprint(engine)
-    load = [asyncio.create_task(complete(real, prompt=f"{n} bottles of", max_tokens=300)) for n in range(10)]
-    seen = [await fingerprint(engine) for _ in range(20)]
-    assert not all(task.done() for task in load)  # all that time it had company
-    await asyncio.gather(*load)
+    over = asyncio.Event()
+
+    async def company(number: int) -> None:
+        while not over.is_set():  # all the time that it takes
+            await complete(real, prompt=f"{number} bottles of", max_tokens=300)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(10):
+            group.create_task(company(number))
+        seen = [await fingerprint(engine) for _ in range(20)]
+        over.set()
     assert [difference(first, one) for one in seen] == [""] * len(seen)
     noise = max(abs(a - b) for one in seen for a, b in zip(first.values, one.values, strict=True))
     print(f"log probabilities differed by {noise:.4f} at most")
