@@ -104,14 +104,20 @@ def _running_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     elif state == "failed":
         turn.advance(replica, Cause.UNIT_FAILED)
         fail(turn, replica, CommandFailure.START_FAILED, f"{status.unit} failed ({status.result})")
-    elif state == "activating" or (
-        state in ("active", "reloading") and status.invocation and status.invocation != replica.known_invocation
-    ):
+    elif _restarts(replica, status):
         turn.note(NoteKind.DRIFT, replica, f"{status.unit} restarts (not asked for by us)", warning=True)
         turn.advance(replica, Cause.UNIT_RESTARTED)
         _restarted(turn, replica)
     elif state == "deactivating" and replica.health is Health.OK:
         demote(turn, replica, f"{status.unit} is being stopped by somebody")
+
+
+def _restarts(replica: Replica, status: UnitStatus) -> bool:
+    """It is in another run, or on its way there. (That the present run is activating is told late: it was active.)"""
+    if status.active_state == "activating" and (status.sub_state == "auto-restart" or not status.invocation):
+        return True
+    up = status.active_state in ("activating", "active", "reloading")
+    return up and bool(status.invocation) and status.invocation != replica.known_invocation
 
 
 def _restarted(turn: Turn, replica: Replica) -> None:

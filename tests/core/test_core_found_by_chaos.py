@@ -1,5 +1,7 @@
 """What random histories (tests/chaos) found, each in its shortest form."""
 
+from dataclasses import replace
+
 from world import IdleLadder, Life, Phase, ShutDown, SupervisorSpec, Verb, World, model
 
 from supervisord.core.actions import Call, CallEngine, CommandFailure, NoteKind, Persist, ProbeEngine, RunUnitJob
@@ -181,3 +183,14 @@ def test_a_command_to_a_replica_that_a_reload_takes_away_is_answered_and_starts_
     world.do(Configured((model("other", ("c",)),), SupervisorSpec()))
     assert [world.answers[ticket].failure for ticket in tickets] == [CommandFailure.GONE] * 2
     assert "b" not in [job.replica for job in world.pending_of(RunUnitJob)]
+
+
+def test_a_late_reading_of_a_start_that_is_over_is_no_restart():
+    world = World(model(), running=("a",))
+    world.run()
+    world.command("a", Verb.SLEEP, 2)
+    late = replace(world.engines["a"].status(), active_state="activating", sub_state="start")
+    world.do(UnitChanged("a", late))
+    assert world.life() is Life.FALLING_ASLEEP
+    world.do(UnitChanged("a", replace(late, sub_state="auto-restart")))
+    assert world.life() is Life.STARTING
