@@ -1,4 +1,4 @@
-"""``python tests/chaos --seed 7``: one history. ``--seeds 1000``: many. See docs/reliability.md."""
+"""``python tests/chaos --seed 7``: one history. ``--seeds 1000``: many. See README.md here."""
 
 from __future__ import annotations
 
