@@ -153,7 +153,7 @@ class Checks:
     def _stop_was_wanted(self, replica: Replica) -> bool:
         """By an operator or the configuration; or its start ended in the same step, found asleep or in the way."""
         found_asleep = self._world.units[replica.spec.unit].said is EngineState.ASLEEP
-        return replica.hold is Hold.DOWN or replica.leaving or found_asleep or bool(replica.yields_to)
+        return replica.hold is Hold.DOWN or replica.leaving or replica.stale or found_asleep or bool(replica.yields_to)
 
     # --- at an action ---
 
