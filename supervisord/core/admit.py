@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from supervisord.core.actions import Deny, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
@@ -144,15 +144,23 @@ def bring_back(turn: Turn, model: Model) -> None:
     if turn.fleet.draining or not model.waiting:
         return
     healthy = [r for r in model.replicas if r.routable and r.health is Health.OK]
-    waiting = sum(
-        1 for waiter in model.waiting.values() if all(waiter.excluded.get(r.name) == r.generation for r in healthy)
-    )
+    waiting = len(model.waiting) if not healthy else _shut_out(model, healthy)
     coming = sum(1 for r in model.replicas if r.coming)
     for replica in _resting(turn, model):
         if coming >= waiting:
             return
         set_goal(turn, replica, Goal.AWAKE, why="a request arrived")
         coming += 1
+
+
+def _shut_out(model: Model, healthy: Sequence[Replica]) -> int:
+    """How many wait whom no healthy replica may serve; counted no further than there are replicas to bring back."""
+    count = 0
+    for waiter in model.waiting.values():
+        count += all(waiter.excluded.get(r.name) == r.generation for r in healthy)
+        if count >= len(model.replicas):
+            break
+    return count
 
 
 def _resting(turn: Turn, model: Model) -> list[Replica]:
@@ -183,6 +191,11 @@ def settle_waiting(turn: Turn, model: Model) -> None:
     """Grant in order of arrival, refuse whom nothing can help any more, leave the rest waiting."""
     if not model.waiting:
         return
+    nobody_yet = not turn.fleet.draining and not any(r.routable for r in model.replicas)
+    if nobody_yet and any(_is_hope(turn, r) for r in model.replicas):
+        # Thousands may wait here: only who has waited too long is looked at, and they are in order.
+        _refuse_overdue(turn, model)
+        return
     for ticket, waiter in list(model.waiting.items()):
         if turn.fleet.draining:
             outcome: Lease | Refuse | None = Refuse(
@@ -200,9 +213,23 @@ def settle_waiting(turn: Turn, model: Model) -> None:
         turn.actions.append(Grant(ticket, outcome) if isinstance(outcome, Lease) else Deny(ticket, outcome))
 
 
+def _refuse_overdue(turn: Turn, model: Model) -> None:
+    while model.waiting:
+        waiter = next(iter(model.waiting.values()))
+        if turn.now < waiter.deadline:
+            return
+        del model.waiting[waiter.ticket]
+        turn.actions.append(Deny(waiter.ticket, _too_long(turn, model)))
+
+
+def _is_hope(turn: Turn, replica: Replica) -> bool:
+    """It will be there for everybody, or it is not known yet that it will not."""
+    return replica.coming or replica.autopsy_until > turn.now or bool(replica.yields_to)
+
+
 def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
     for replica in model.replicas:
-        if replica.coming or replica.autopsy_until > turn.now or replica.yields_to:
+        if _is_hope(turn, replica):
             return True
         # Excluded and under suspicion: the look that is under way decides whether it is restarted.
         undecided = replica.routable and replica.health is not Health.OK

@@ -52,9 +52,13 @@ def admit(
     """Decide for one request: a lease (counted), a refusal, or the ticket under which it waits."""
     turn = Turn(fleet, now)
     ticket = fleet.next_id()
+    model = fleet.names.get(name)
+    goals = [replica.goal for replica in model.replicas] if model is not None else []
     answer = door.admit(turn, name, choose, exclude, ticket)
     if answer is None:
-        settle(turn)
+        # The thousandth that waits for one wake changes nothing for the others.
+        if model is None or goals != [replica.goal for replica in model.replicas]:
+            settle(turn)
         return ticket, turn.actions
     if isinstance(answer, Lease) and door.wake_another_if_busy(turn, fleet.models[answer.model]):
         settle(turn)
