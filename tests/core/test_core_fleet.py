@@ -2,6 +2,7 @@
 
 from world import Configured, IdleLadder, Life, SupervisorSpec, Verb, World, model
 
+from supervisord.core import step
 from supervisord.core.actions import RunUnitJob
 from supervisord.core.admission import Lease, RefusalCode
 
@@ -135,3 +136,16 @@ def test_replicas_rest_each_by_its_own_clock():
     assert world.life(lease.replica) is Life.READY
     other = ({"a", "b"} - {lease.replica}).pop()
     assert world.life(other) is Life.ASLEEP
+
+
+def test_who_joins_a_queue_is_weighed_against_nobody_in_it(monkeypatch):
+    settled = []
+    really = step.settle
+    monkeypatch.setattr(step, "settle", lambda turn: (settled.append(turn.now), really(turn)))
+    world = World(model())
+    world.admit()
+    before = len(settled)
+    tickets = [world.admit() for _ in range(1000)]
+    assert len(settled) == before
+    world.run()
+    assert all(isinstance(world.outcomes[ticket], Lease) for ticket in tickets)
