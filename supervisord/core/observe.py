@@ -142,7 +142,7 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     """The awaited unit job ended."""
     if event.status is not None:
         replica.unit = event.status
-        if event.status.invocation != replica.known_invocation:
+        if event.status.invocation not in ("", replica.known_invocation):
             replica.past_invocation = replica.known_invocation
     replica.job_ended = True
     replica.op = 0  # the deadline stays: the engine must answer within it

@@ -6,7 +6,8 @@ from world import IdleLadder, Life, Phase, ShutDown, SupervisorSpec, Verb, World
 
 from supervisord.core.actions import Call, CallEngine, CommandFailure, NoteKind, Persist, ProbeEngine, RunUnitJob
 from supervisord.core.admission import Ending, Lease
-from supervisord.core.events import Configured, UnitChanged
+from supervisord.core.events import Configured, UnitChanged, UnitJobDone
+from supervisord.core.readings import UnitStatus
 from supervisord.core.step import next_due
 
 
@@ -194,3 +195,16 @@ def test_a_late_reading_of_a_start_that_is_over_is_no_restart():
     assert world.life() is Life.FALLING_ASLEEP
     world.do(UnitChanged("a", replace(late, sub_state="auto-restart")))
     assert world.life() is Life.STARTING
+
+
+def test_a_unit_that_tells_no_run_while_it_is_masked_is_believed_again_later():
+    world = World(model(), running=("a",))
+    world.run()
+    run_before = world.engines["a"].status().invocation
+    world.command("a", Verb.STOP)
+    (job,) = world.pending_of(RunUnitJob)
+    masked = UnitStatus("vllm@a.service", "masked", "inactive", "dead")
+    world.do(UnitJobDone("a", job.op, "done", masked))
+    failed = UnitStatus("vllm@a.service", "loaded", "failed", "failed", run_before, "timeout")
+    world.do(UnitChanged("a", failed))
+    assert world.replica().unit == failed
