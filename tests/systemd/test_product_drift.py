@@ -47,7 +47,9 @@ async def test_a_unit_restarted_by_hand_is_seen_and_requests_wait_for_it(product
     assert codes(await clients.many(5, "restarted")) == {"whole": 5}
     await restart
     assert (await product.states())["restarted"] == "ready"
-    assert "restarts (not asked for by us)" in product.log()
+    # Which readings systemd's restart leaves of itself is a matter of moments: a restart, or a stop and a start.
+    drifts = [line for line in product.log().splitlines() if "event=drift" in line and "replica=restarted" in line]
+    assert any("restarts (not asked for by us)" in line or "was started by somebody" in line for line in drifts)
     assert show(unit("restarted"), "NRestarts") == {"NRestarts": "0"}
 
 
