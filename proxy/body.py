@@ -1,4 +1,4 @@
-"""A request body on its way through: collected under a size cap, decoded if it was compressed, sent on as it is.
+"""A request body on its way through: collected under a size cap, read where it stands, sent on in pieces.
 
 A body is kept until the first response byte, so that a request can go to another replica; a large upload is kept in an
 unnamed temporary file, which no crash can leave behind.
@@ -7,12 +7,11 @@ unnamed temporary file, which no crash can leave behind.
 from __future__ import annotations
 
 import tempfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO
 
-from proxy.errors import ProxyError, bad_request
+from proxy.errors import ProxyError
 
 #: Bytes written to a connection, or read from the file, at a time.
 PIECE = 256 * 1024
@@ -110,64 +109,3 @@ class Body:
 def too_large(limit: int) -> ProxyError:
     """413."""
     return ProxyError(413, "request_too_large", f"the request body is larger than {limit} bytes")
-
-
-class Decoder(Protocol):
-    """Undoes a content coding piece by piece."""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decoded pieces of at most ``PIECE`` bytes; raises ``ProxyError`` 400 for data that is not what it claims."""
-        ...
-
-    def finish(self) -> None:
-        """The body has ended; raises ``ProxyError`` 400 if it is cut short."""
-        ...
-
-
-def decoder_for(content_encoding: str) -> Decoder | None:
-    """A decoder for a request's Content-Encoding, None where nothing is to be undone; raises ``ProxyError`` 415."""
-    coding = content_encoding.strip().lower()
-    if coding in ("", "identity"):
-        return None
-    if coding in ("gzip", "x-gzip"):
-        return _ZlibDecoder("gzip")
-    if coding == "deflate":
-        return _ZlibDecoder("deflate")
-    # RFC 9110 15.5.16: the answer tells which codings would do.
-    raise ProxyError(
-        415,
-        "unsupported_content_encoding",
-        f"cannot decode a request body with Content-Encoding {coding[:60]!r}, only gzip and deflate",
-        headers=(("Accept-Encoding", "gzip, deflate"),),
-    )
-
-
-class _ZlibDecoder:
-    def __init__(self, coding: str) -> None:
-        self._coding = coding
-        self._inflate: zlib._Decompress | None = None
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            if self._inflate is None or self._inflate.eof:  # the first, or one more gzip member
-                self._inflate = zlib.decompressobj(self._wbits(data[0]))
-            try:
-                piece = self._inflate.decompress(data, PIECE)
-                while len(piece) == PIECE:
-                    yield piece
-                    piece = self._inflate.decompress(self._inflate.unconsumed_tail, PIECE)
-            except zlib.error as error:
-                raise bad_request(f"cannot decode the {self._coding} request body: {error}") from None
-            if piece:
-                yield piece
-            data = self._inflate.unused_data
-
-    def finish(self) -> None:
-        if self._inflate is not None and not self._inflate.eof:
-            raise bad_request(f"cannot decode the {self._coding} request body: it is cut short")
-
-    def _wbits(self, first_byte: int) -> int:
-        if self._coding == "gzip":
-            return 16 + zlib.MAX_WBITS
-        # "deflate" means zlib's format (CM 8 in the low bits), but some clients send the raw one (RFC 9110 8.4.1.2).
-        return zlib.MAX_WBITS if first_byte & 0x0F == 8 else -zlib.MAX_WBITS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.body import Body, Decoder, decoder_for, too_large
+from proxy.body import Body, too_large
+from proxy.codings import Decoder, decoder_for
 from proxy.errors import ProxyError
 from proxy.exchange import Request
 from supervisord.core.spec import ProxySpec
@@ -13,7 +14,7 @@ from supervisord.core.spec import ProxySpec
 async def receive_body(request: Request, spec: ProxySpec, spool_after: int | None) -> tuple[Body, bool]:
     """The request's body, decoded, and whether it was compressed; raises ``ProxyError`` or ``ClientGone``."""
     head = request.head
-    decoder = decoder_for(head.content_encoding)
+    decoder = decoder_for(head.content_encoding, spec.max_body)
     if head.length is not None and head.length > spec.max_body:
         raise too_large(spec.max_body)
     # 100-continue is between the client and us; the engine never sees it (RFC 9110 10.1.1).

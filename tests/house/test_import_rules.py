@@ -24,6 +24,7 @@ RULES = {
     "proxy/routes.py": (("proxy", "supervisord.core"), ()),
     "proxy/errors.py": (("proxy", "supervisord.core"), ()),
     "proxy/relay.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
+    "proxy/codings.py": (("proxy",), ("backports", "brotli", "compression")),
     "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("httptools",)),
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),

@@ -1,0 +1,188 @@
+"""Compressed request bodies: decoded under the cap, whatever they are cut into, and refused when they lie."""
+
+import gzip
+import json
+import zlib
+
+import brotli
+import pytest
+from backports import zstd
+from hypothesis import given
+from hypothesis import strategies as st
+from proxyrig import CHAT, chunk, request_bytes
+
+from proxy.body import PIECE
+from proxy.codings import ACCEPTED, ZSTD_WINDOW, decoder_for
+from proxy.errors import ProxyError
+
+TEXT = json.dumps({**CHAT, "padding": "x" * 50_000}).encode()
+LIMIT = 1 << 30
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+CODINGS = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "GZIP": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate": raw_deflate,
+    "zstd": zstd.compress,
+    "br": brotli.compress,
+    "gzip, zstd": lambda data: zstd.compress(gzip.compress(data)),
+    "br,identity,  deflate": lambda data: zlib.compress(brotli.compress(data)),
+}
+#: Those of which several may follow each other.
+REPEATABLE = ("gzip", "zstd")
+SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
+
+
+@given(
+    st.binary(max_size=2000), st.sampled_from(list(CODINGS)), st.lists(st.integers(1, 200), max_size=10), st.booleans()
+)
+def test_a_compressed_body_is_decoded_whatever_its_pieces(data, coding, cuts, twice):
+    packed = CODINGS[coding](data)
+    if twice and coding in REPEATABLE:
+        packed, data = packed * 2, data * 2
+    decoder, out = decoder_for(coding, LIMIT), b""
+    for cut in [*cuts, len(packed)]:
+        out += b"".join(decoder.feed(packed[:cut]))
+        packed = packed[cut:]
+    decoder.finish()
+    assert out == data
+
+
+@given(st.binary(max_size=300), st.sampled_from(list(CODINGS)), st.lists(st.integers(1, 50), max_size=5))
+def test_any_bytes_are_decoded_or_refused(data, coding, cuts):
+    decoder = decoder_for(coding, LIMIT)
+    try:
+        for cut in [*cuts, len(data)]:
+            list(decoder.feed(data[:cut]))
+            data = data[cut:]
+        decoder.finish()
+    except ProxyError as error:
+        assert error.status == 400  # noqa: PT017
+
+
+@pytest.mark.parametrize("coding", ["", "identity", "Identity, identity"])
+def test_what_is_not_coded_needs_no_decoder(coding):
+    assert decoder_for(coding, LIMIT) is None
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br", "zstd, gzip"])
+def test_a_bomb_is_decoded_in_small_pieces(coding):
+    packed = bytes(32 * PIECE)
+    for one in coding.split(", "):
+        packed = CODINGS[one](packed)
+    pieces = list(map(len, decoder_for(coding, LIMIT).feed(packed)))
+    assert sum(pieces) == 32 * PIECE
+    assert max(pieces) <= 2 * PIECE
+
+
+def test_a_bomb_between_two_codings_is_413_though_nothing_comes_out():
+    empty_frames = SKIPPABLE_FRAME * 200_000
+    decoder = decoder_for("zstd, gzip", 1_000_000)
+    with pytest.raises(ProxyError) as refused:
+        list(decoder.feed(gzip.compress(empty_frames)))
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-3],
+        lambda data: b"x" * 40,
+        lambda data: data + b"junk" * 9,
+        lambda data: data + b"\0",
+        lambda data: data + b"{",
+    ],
+    ids=["cut short", "another format", "junk after it", "a NUL after it", "a byte after it"],
+)
+@pytest.mark.parametrize("pieces", [1, 7, 10_000])
+def test_a_damaged_coding_is_400(coding, damage, pieces):
+    decoder = decoder_for(coding, LIMIT)
+    packed = damage(CODINGS[coding](b"hello" * 100))
+    with pytest.raises(ProxyError) as refused:  # noqa: PT012
+        for at in range(0, len(packed), pieces):
+            list(decoder.feed(packed[at : at + pieces]))
+        decoder.finish()
+    assert refused.value.status == 400
+    assert str(refused.value).startswith("cannot decode the ")
+
+
+def test_a_zstd_frame_that_wants_more_memory_than_http_allows_is_400():
+    for window in (ZSTD_WINDOW, ZSTD_WINDOW + 1):
+        packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: window})
+        packed = packer.compress(b"x" * 1000) + packer.compress(b"y" * 1000) + packer.flush()
+        decoder = decoder_for("zstd", LIMIT)
+        if window == ZSTD_WINDOW:
+            assert sum(map(len, decoder.feed(packed))) == 2000
+        else:
+            with pytest.raises(ProxyError, match="memory"):
+                list(decoder.feed(packed))
+
+
+def test_zstd_s_skippable_frames_are_skipped():
+    decoder = decoder_for("zstd", LIMIT)
+    packed = SKIPPABLE_FRAME + zstd.compress(b"a") + SKIPPABLE_FRAME + zstd.compress(b"b")
+    assert b"".join(decoder.feed(packed)) == b"ab"
+    decoder.finish()
+
+
+@pytest.mark.parametrize("coding", list(CODINGS))
+async def test_a_compressed_request_reaches_the_engine_decoded_with_true_headers(rig, coding):
+    engine = await rig.engine()
+    answer = await rig.post(CODINGS[coding](TEXT), headers=f"Content-Encoding: {coding}\r\n")
+    assert answer.status == 200
+    assert engine.requests[0].body == TEXT
+    assert engine.requests[0].header("content-encoding") is None
+    assert engine.requests[0].header("content-length") == str(len(TEXT))
+
+
+async def test_codings_in_several_fields_are_one_list(rig):
+    engine = await rig.engine()
+    packed = zstd.compress(gzip.compress(TEXT))
+    assert (await rig.post(packed, headers="Content-Encoding: gzip\r\nContent-Encoding: zstd\r\n")).status == 200
+    assert engine.requests[0].body == TEXT
+
+
+async def test_a_compressed_chunked_body_with_trailers_is_decoded(rig):
+    engine = await rig.engine()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: zstd\r\nTransfer-Encoding: chunked"
+    packed = zstd.compress(TEXT)
+    client = await rig.send(
+        head + b"\r\n\r\n" + b"".join(chunk(packed[at : at + 9]) for at in range(0, len(packed), 9))
+    )
+    await client.send(b"0\r\nContent-Encoding: gzip\r\n\r\n" + request_bytes())
+    assert [(await client.response()).status for _ in range(2)] == [200, 200]
+    assert engine.requests[0].body == TEXT
+    assert engine.requests[0].header("transfer-encoding") is None
+
+
+@pytest.mark.parametrize("coding", ["compress", "nonsense", "gzip, compress", "compress, gzip", "gzip, gzip, gzip"])
+async def test_another_coding_is_415_and_says_which_would_do(rig, coding):
+    answer = await rig.post(b"xxxx", headers=f"Content-Encoding: {coding}\r\n")
+    assert answer.status == 415
+    assert answer.header("accept-encoding") == ACCEPTED == "zstd, br, gzip, deflate"
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br", "gzip, zstd"])
+async def test_a_bomb_is_413(rig, coding):
+    rig.reconfigure(max_body=100_000)
+    answer = await rig.post(CODINGS[coding](bytes(50_000_000)), headers=f"Content-Encoding: {coding}\r\n")
+    assert answer.status == 413
+    assert rig.admission.admitted == []
+
+
+async def test_a_damaged_body_is_400_and_reaches_nobody(rig):
+    engine = await rig.engine()
+    for coding in ("gzip", "deflate", "zstd", "br"):
+        answer = await rig.post(CODINGS[coding](TEXT)[:-2], headers=f"Content-Encoding: {coding}\r\n")
+        assert answer.status == 400
+        assert answer.json()["error"]["message"] == f"cannot decode the {coding} request body: it is cut short"
+    assert engine.requests == []
