@@ -1,4 +1,4 @@
-"""One line per request, the same fields in text and as the log record's ``fields``."""
+"""One line per request, the same fields in text and as the log record's ``fields`` (docs/monitoring.md names them)."""
 
 from __future__ import annotations
 
@@ -6,34 +6,59 @@ import json
 import logging
 import re
 
-from proxy.exchange import Outcome
+from proxy.exchange import Finished, Outcome
 
 log = logging.getLogger("proxy.access")
 
 _PLAIN = re.compile(r"[\x21\x23-\x3c\x3e-\x5b\x5d-\x7e]+")
+#: A client that left before it had its answer, in nginx's numbering.
+CLIENT_GONE = 499
 
 
-def log_request(method: str, route: str, request_id: str, outcome: Outcome, started: float, ended: float) -> None:
-    """Log a finished request. ``route`` is the row of the allow-list, never the client's own text; times in seconds."""
+def log_request(finished: Finished, outcome: Outcome) -> None:
+    """Log a finished request."""
     if not log.isEnabledFor(logging.INFO):
         return
+    fields = _fields(finished, outcome)
+    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""])
+    # As log.info does it, without looking for the caller in the stack, which would be a fifth of the whole.
+    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None, extra={"fields": fields}))
+
+
+def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
+    """What is empty or None is not said; of a request that no replica got, neither is what only a replica's has."""
+    started = finished.started
     fields: dict[str, object] = {
-        "method": method,
-        "route": route,
+        "method": finished.method,
+        "route": finished.route,
         "model": outcome.model,
         "replica": outcome.replica,
         "reason": outcome.reason,
         "status": outcome.status,
         "bytes": outcome.bytes_sent,
         "ttfb": None if outcome.first_byte is None else round(outcome.first_byte - started, 6),
-        "duration": round(ended - started, 6),
-        "request_id": request_id,
+        "duration": round(finished.ended - started, 6),
+        "request_id": finished.id,
+        "client": finished.peer,
         "code": outcome.code,
         "detail": "; ".join(outcome.details),
     }
-    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""])
-    # As log.info does it, without looking for the caller in the stack, which would be a fifth of the whole.
-    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None, extra={"fields": fields}))
+    if outcome.model:
+        fields["stream"] = "yes" if outcome.stream else "no"
+        fields["bytes_in"] = outcome.bytes_received
+    if outcome.queued:
+        fields["queued"] = round(outcome.queued, 6)
+    if outcome.attempts > 1:
+        fields["attempts"] = outcome.attempts
+    if outcome.stream and outcome.computed is not None:
+        fields["ttft"] = round(outcome.computed - started, 6)
+    if outcome.usage is not None:
+        fields["prompt_tokens"] = outcome.usage.prompt
+        fields["completion_tokens"] = outcome.usage.completion
+        fields["cached_tokens"] = outcome.usage.cached
+    if outcome.status == CLIENT_GONE:
+        fields["gone_in"] = str(outcome.stage)
+    return fields
 
 
 def _shown(value: object) -> str:

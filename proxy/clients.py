@@ -10,9 +10,12 @@ from typing import Any
 
 from proxy.client import HttpClient
 from proxy.connection import ClientConnection, HttpRequest
+from proxy.errors import ProxyError
 from supervisord.core.spec import ProxySpec
 
 Handler = Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]
+#: Told of every client that was answered without a request: its address, and what it was told.
+Refusals = Callable[[str, ProxyError], None]
 
 #: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
 #: takes four); some to spare.
@@ -22,8 +25,9 @@ _TURNS_TO_BEGIN = 10
 class ClientServer:
     """The connections of a port; ``spec`` is read whenever a limit is needed."""
 
-    def __init__(self, handler: Handler, spec: ProxySpec) -> None:
+    def __init__(self, handler: Handler, refused: Refusals, spec: ProxySpec) -> None:
         self.handler = handler
+        self.refused = refused
         self.spec = spec
         self.connections: set[ClientConnection] = set()
         #: Handlers under way, also those whose connection is lost.

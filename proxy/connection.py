@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol, cast
 
@@ -14,8 +13,6 @@ from proxy.exchange import Source
 from proxy.headers import HeadError, RequestHead
 from proxy.heads import parse_request, too_long
 from supervisord.core.spec import ProxySpec
-
-log = logging.getLogger("proxy.access")
 
 #: Bytes of a response that may be unsent before its source is held.
 WRITE_BUFFER = 64 * 1024
@@ -48,6 +45,10 @@ class Server(Protocol):
 
     def lost(self, connection: ClientConnection) -> None: ...
 
+    def refused(self, peer: str, error: ProxyError) -> None:
+        """A client was answered without having asked anything that could be understood."""
+        ...
+
     def date(self) -> bytes: ...
 
 
@@ -58,6 +59,8 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport
+        #: The client's address, for the log; ``unix`` where it has none.
+        self.peer = ""
         #: Whether nobody is there to be answered.
         self.gone = False
         self._lost = False
@@ -82,6 +85,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
         self.transport.set_write_buffer_limits(WRITE_BUFFER)
+        address = transport.get_extra_info("peername")
+        self.peer = address[0] if isinstance(address, tuple) else "unix"
         server = self._server
         crowded = len(server.connections) >= server.spec.max_connections
         server.connected(self)
@@ -229,7 +234,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: ProxyError) -> None:
         """Answer what is no request, and close."""
-        log.info("status=%d detail=%r", error.status, error.message)
+        self._server.refused(self.peer, error)
         body = error_body(error, Dialect.OPENAI)
         lines = "".join(f"{name}: {value}\r\n" for name, value in error_headers(error))
         head = f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n{lines}Content-Length: {len(body)}\r\n"
@@ -320,6 +325,11 @@ class HttpRequest:
         self._waiter: asyncio.Future[None] | None = None
         self._error: ProxyError | None = None
         self._began, self._size = 0.0, 0
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return self._connection.peer
 
     @property
     def gone(self) -> bool:

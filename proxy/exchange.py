@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 from proxy.body import Body, Splice
 from proxy.facts import Facts
 from proxy.headers import RequestHead, ResponseHead
 from proxy.request import ModelName
 from proxy.routes import Route
-from supervisord.core.admission import Lease
+from proxy.usage import Usage
+from supervisord.core.admission import Lease, Placement
 
 
 class ConnectFailed(Exception):
@@ -169,6 +171,15 @@ class Client(Protocol):
         ...
 
 
+class Stage(StrEnum):
+    """What a request is waiting for."""
+
+    BODY = "body"  # for the rest of it
+    QUEUE = "queue"  # for a replica: a wake, a start
+    PREFILL = "prefill"  # for the engine's first computed byte
+    STREAM = "stream"  # for the rest of the answer
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a request; filled in as it happens, logged once at its end."""
@@ -180,14 +191,43 @@ class Outcome:
     model: str = ""
     replica: str = ""
     reason: str = ""
-    #: Bytes of the response's body.
+    #: What routing knew of the prompt's whereabouts; None while no replica was chosen.
+    placement: Placement | None = None
+    #: Whether the client asked for a stream.
+    stream: bool = False
+    #: Bytes of the request's body, decoded, and of the response's.
+    bytes_received: int = 0
     bytes_sent: int = 0
-    #: The clock when the first response byte came from the engine.
+    #: How far it got: where a client that left was when it did.
+    stage: Stage = Stage.BODY
+    #: Seconds in the queue, for a replica to be there.
+    queued: float = 0.0
+    #: Replicas that it was sent to, one after the other.
+    attempts: int = 0
+    #: The clock when the first response byte came from the engine, and when the first that took computing did.
     first_byte: float | None = None
-    #: The share of the prompt that the engine found in its cache, 0 to 1, where it told.
-    cached: float | None = None
+    computed: float | None = None
+    #: The tokens that the engine counted, where it told.
+    usage: Usage | None = None
     #: What went wrong, for the log.
     details: list[str] = field(default_factory=list)
+
+
+class Finished(NamedTuple):
+    """The frame of a request that is over."""
+
+    method: str
+    #: The row of the allow-list, never the client's own text; ``-`` where there is none.
+    route: str
+    id: str
+    #: The client's address.
+    peer: str
+    #: The clock at its head and at its end.
+    started: float
+    ended: float
+
+
+Observer = Callable[[Finished, Outcome], None]
 
 
 @dataclass(slots=True)

@@ -12,11 +12,21 @@ from collections.abc import Callable
 from functools import partial
 
 from proxy.errors import ProxyError, engine_error_event, refused
-from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Upstream, UpstreamBroken
+from proxy.exchange import (
+    Answer,
+    ConnectFailed,
+    Exchange,
+    LocalFault,
+    NoFirstByte,
+    Outcome,
+    Stage,
+    Upstream,
+    UpstreamBroken,
+)
 from proxy.policies.policy import Policy
 from proxy.reply import Reply
 from proxy.retries import RetryBudget
-from proxy.usage import cached_share
+from proxy.usage import Usage, usage_of
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
 from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Refuse, Wait
@@ -66,7 +76,8 @@ class Relay:
         try:
             await self._run(exchange, reply, policy, comment_after)
         finally:
-            policy.finished(exchange.facts, exchange.outcome.cached)
+            usage = exchange.outcome.usage
+            policy.finished(exchange.facts, usage.cached_share if usage is not None else None)
 
     async def _run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
         choose = partial(policy.choose, exchange.facts)
@@ -80,7 +91,7 @@ class Relay:
                     self._report(exchange, source, "", tried[source])
                     source = ""
                 silence = comment_after if exchange.facts.stream else None
-                decision = await wait_for_replica(self._admission, decision, reply, silence)
+                decision = await self._wait(decision, exchange.outcome, reply, silence)
             if source:
                 self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
             if isinstance(decision, Refuse):
@@ -102,10 +113,19 @@ class Relay:
                 self._report(exchange, source, "", failure)
                 raise _all_failed(tried, None)
 
+    async def _wait(self, wait: Wait, outcome: Outcome, reply: Reply, silence: float | None) -> Lease | Refuse:
+        outcome.stage, began = Stage.QUEUE, self._clock()
+        try:
+            return await wait_for_replica(self._admission, wait, reply, silence)
+        finally:
+            outcome.queued += self._clock() - began
+
     async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply, policy: Policy) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
         outcome = exchange.outcome
         outcome.model, outcome.replica, outcome.reason = lease.model, lease.replica, lease.reason
+        outcome.placement, outcome.stage = lease.placement, Stage.PREFILL
+        outcome.attempts += 1
         ending, detail = Ending.CLIENT_GONE, ""
         try:
             answer = await self._upstream.send(lease, exchange)
@@ -113,8 +133,8 @@ class Relay:
                 outcome.first_byte = self._clock()
                 whole = await _whole(answer)
                 answer.accept()
-                computed = partial(policy.first_byte, exchange.facts)
-                outcome.cached = await self._pass_on(answer, whole, lease, reply, computed)
+                computed = partial(self._computed, exchange, policy)
+                outcome.usage = await self._pass_on(answer, whole, lease, reply, computed)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
@@ -140,11 +160,11 @@ class Relay:
 
     async def _pass_on(
         self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply, computed: Callable[[], None]
-    ) -> float | None:
+    ) -> Usage | None:
         """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other.
 
         ``whole``: its body, if that is here already. ``computed`` is called at the first byte that took computing: an
-        engine sends the head of a stream before it does anything. Returns what the end tells of cached tokens.
+        engine sends the head of a stream before it does anything. Returns what the end tells of tokens.
         """
         head = answer.head
         if not reply.started:
@@ -163,7 +183,11 @@ class Relay:
             await reply.pour(answer)
         elif whole:
             await reply.write(whole)
-        return cached_share(answer.ending if whole is None else whole)
+        return usage_of(answer.ending if whole is None else whole)
+
+    def _computed(self, exchange: Exchange, policy: Policy) -> None:
+        exchange.outcome.computed, exchange.outcome.stage = self._clock(), Stage.STREAM
+        policy.first_byte(exchange.facts)
 
     def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
         model = exchange.outcome.model

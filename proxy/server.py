@@ -16,7 +16,7 @@ from proxy.client import HttpClient
 from proxy.clients import ClientServer
 from proxy.connection import HttpRequest
 from proxy.errors import ProxyError
-from proxy.exchange import ClientGone, Outcome
+from proxy.exchange import ClientGone, Finished, Observer, Outcome
 from proxy.headers import is_request_id
 from proxy.relay import Relay
 from proxy.reply import Reply
@@ -60,10 +60,12 @@ class PublicProxy:
         self._live: set[_Live] = set()
         self._all_ended = asyncio.Event()
         self._draining = False
+        #: Told of every request when it is over; None: nobody counts.
+        self.observer: Observer | None = None
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on ``sockets``, which are bound (and, from systemd, listening); they are closed with the proxy."""
-        self._server = server = ClientServer(self._handle, self._spec)
+        self._server = server = ClientServer(self._handle, self._refused, self._spec)
         loop = asyncio.get_running_loop()
         for listener in sockets:
             listener.setblocking(False)
@@ -160,7 +162,18 @@ class PublicProxy:
             if not self._live:
                 self._all_ended.set()
             request.ends(client)
-            log_request(head.method, route, request_id, outcome, started, self._clock())
+            self._tell(Finished(head.method, route, request_id, request.peer, started, self._clock()), outcome)
+
+    def _refused(self, peer: str, error: ProxyError) -> None:
+        """A client whose request could not be read, or that was one too many."""
+        outcome = Outcome(status=error.status, code=str(error.code), details=[error.message])
+        now = self._clock()
+        self._tell(Finished("", "-", "", peer, now, now), outcome)
+
+    def _tell(self, finished: Finished, outcome: Outcome) -> None:
+        log_request(finished, outcome)
+        if self.observer is not None:
+            self.observer(finished, outcome)
 
 
 class _Live:

@@ -60,7 +60,7 @@ class Service:
             model = read.facts.model or only_model(self._admission.listing())
             if model is None:
                 raise bad_request("the request names no model, and there are several", param="model")
-            outcome.model = model
+            outcome.model, outcome.stream, outcome.bytes_received = model, read.facts.stream, body.size
             exchange = Exchange(
                 id=request_id,
                 route=route,

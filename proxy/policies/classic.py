@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from proxy.facts import Facts
 from proxy.policies.policy import Unobserving
 from proxy.policies.turns import Counter
-from supervisord.core.admission import Candidate, Choice
+from supervisord.core.admission import Candidate, Choice, Placement
 
 #: Requests (or conversations) whose replica is remembered per model; about half a kilobyte each.
 OWNERS = 8192
@@ -82,13 +82,13 @@ class Affinity(Unobserving):
     def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
         """The conversation's replica, or the next one."""
         if facts.opening is None:
-            return Choice(self._counter.next(candidates).name, "spread")
+            return Choice(self._counter.next(candidates).name, "spread", Placement.COLD)
         owners = self._owners.of(facts.opening, candidates)
         if owners:
-            return Choice(owners[0].name, "pinned")
+            return Choice(owners[0].name, "pinned", Placement.STAYS)
         chosen = self._counter.next(candidates)
         self._owners.replace(facts.opening, chosen)
-        return Choice(chosen.name, "spread")
+        return Choice(chosen.name, "spread", Placement.COLD)
 
     def forget(self, facts: Facts, replica: str) -> None:
         """The conversation has no replica any more."""
@@ -113,12 +113,14 @@ class Adaptive(Unobserving):
         """The owner of the longest known prefix, or the next one."""
         owners = self._owners_of_prefix(facts, candidates)
         if owners:
-            chosen, reason = min(owners, key=lambda owner: (owner.in_flight, owner.name)), "continuation"
+            chosen = min(owners, key=lambda owner: (owner.in_flight, owner.name))
+            choice = Choice(chosen.name, "continuation", Placement.STAYS)
         else:
-            chosen, reason = self._counter.next(candidates), "spread"
+            chosen = self._counter.next(candidates)
+            choice = Choice(chosen.name, "spread", Placement.COLD)
         if facts.whole is not None:
             self._owners.add(facts.whole, chosen)
-        return Choice(chosen.name, reason)
+        return choice
 
     def forget(self, facts: Facts, replica: str) -> None:
         """The request has no owner there."""

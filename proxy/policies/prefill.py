@@ -18,7 +18,7 @@ from proxy.policies.pending import Charge, Pending
 from proxy.policies.policy import Clock
 from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.policies.turns import Counter
-from supervisord.core.admission import Candidate, Choice
+from supervisord.core.admission import Candidate, Choice, Placement
 
 #: Bytes of a request per token, as usual for English and code. Where it is wrong, the learned rate makes up for it.
 BYTES_PER_TOKEN = 4
@@ -105,14 +105,16 @@ class Prefill:
         homes = self._homes(facts, offers)
         home = min(homes, key=lambda offer: (offer.cost, offer.candidate.name)) if homes else None
         if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
-            chosen, why = home, f"continuation of {home.candidate.name}, stays"
+            chosen, placement = home, Placement.STAYS
+            why = f"continuation of {home.candidate.name}, stays"
         else:
             level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
             turn = self._counter.next([offer.candidate for offer in offers if offer.cost <= level])
             chosen = next(offer for offer in offers if offer.candidate is turn)
+            placement = Placement.COLD if home is None else Placement.MOVES
             why = "cold" if home is None else f"continuation of {home.candidate.name}, moves"
         self._send(facts, length, chosen, now)
-        return Choice(chosen.candidate.name, _reason(why, offers))
+        return Choice(chosen.candidate.name, _reason(why, offers), placement)
 
     def forget(self, facts: Facts, replica: str) -> None:
         """It has no owner there, and nothing is learned from it."""

@@ -47,12 +47,22 @@ class Candidate:
     generation: int
 
 
+class Placement(StrEnum):
+    """What a policy knew of the replicas that have a request's prefix in their cache."""
+
+    STAYS = "stays"  # it goes on where its prefix is
+    MOVES = "moves"  # somebody has its prefix, and it goes elsewhere
+    COLD = "cold"  # nobody is known to have it
+    BLIND = "blind"  # the policy does not look
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a policy answers: the name of one of the candidates, and why (for the log and ``x-vllmctl-route``)."""
 
     replica: str
     reason: str
+    placement: Placement = Placement.BLIND
 
 
 #: A routing policy with one request's facts bound. Pure of I/O; returns one of the candidates (never an empty list).
@@ -72,6 +82,7 @@ class Lease:
     #: spliced to the first.
     served_names: tuple[str, ...]
     reason: str
+    placement: Placement = Placement.BLIND
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,15 @@ def _lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int
     if replica.health is Health.TRIAL:
         replica.trial_lease = lease_id
     turn.fleet.leases[lease_id] = OpenLease(model.name, replica, replica.generation, turn.now)
-    return Lease(lease_id, model.name, replica.name, replica.spec.endpoint, replica.served_names, choice.reason)
+    return Lease(
+        lease_id,
+        model.name,
+        replica.name,
+        replica.spec.endpoint,
+        replica.served_names,
+        choice.reason,
+        choice.placement,
+    )
 
 
 def _on_trial(turn: Turn, replica: Replica) -> bool:

@@ -11,8 +11,8 @@ from proxy.policies.held import Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.prefill import Prefill
 from proxy.policies.timing import PrefillTime, Sample, Speed
-from proxy.usage import cached_share
-from supervisord.core.admission import Candidate
+from proxy.usage import usage_of
+from supervisord.core.admission import Candidate, Placement
 
 TOKENS = 4  # bytes per token
 
@@ -100,6 +100,14 @@ def test_a_small_chat_does_not_queue_behind_a_long_prefill(policy):
     long = policy.choose(prompt(("long", 90_000)), replicas()).replica
     for n in range(5):
         assert policy.choose(prompt((f"hello{n}", 50)), replicas()).replica != long
+
+
+def test_a_conversation_that_leaves_a_queue_is_told_to_move(policy, time):
+    home = serve(policy, time, prompt(("hello", 100)), replicas())
+    policy.choose(prompt(("another", 90_000)), replicas(home))
+    choice = policy.choose(prompt(("hello", 100), ("reply", 20), ("next", 20)), replicas())
+    assert choice.replica != home
+    assert choice.placement is Placement.MOVES
 
 
 def test_one_long_prompt_sent_again_goes_where_it_is_cached(policy, time):
@@ -351,4 +359,5 @@ def test_the_longest_prefix_held_is_the_longest_common_one(stored, asked):
     ],
 )
 def test_the_share_of_cached_tokens_is_read_from_the_end_of_an_answer(answer, share):
-    assert cached_share(answer) == share
+    usage = usage_of(answer)
+    assert (usage and usage.cached_share) == share

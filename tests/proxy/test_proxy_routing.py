@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.facts import Facts, rolling_keys
 from proxy.policies.classic import Adaptive, Affinity, Owners, RoundRobin
 from proxy.routing import POLICIES, PolicyBook
-from supervisord.core.admission import Candidate, RefusalCode
+from supervisord.core.admission import Candidate, Placement, RefusalCode
 from supervisord.core.spec import ModelSpec, ReplicaSpec
 
 
@@ -244,3 +244,24 @@ def test_every_refusal_code_has_an_answer():
         error = refused(Refuse(code, "why", 3.2))
         assert error.status == (404 if code is RefusalCode.MODEL_NOT_FOUND else 503)
         assert error.code == code.value
+
+
+# what a choice knew, for the counters
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "again"),
+    [
+        ("prefill", Placement.COLD, Placement.STAYS),
+        ("adaptive", Placement.COLD, Placement.STAYS),
+        ("affinity", Placement.COLD, Placement.STAYS),
+        ("roundrobin", Placement.BLIND, Placement.BLIND),
+    ],
+)
+def test_a_choice_tells_whether_the_prefix_was_known_somewhere(name, first, again):
+    policy = POLICIES[name](no_clock)
+    opening, continuation = chat("hello"), chat("hello", "reply", "next")
+    assert policy.choose(opening, AB).placement is first
+    policy.first_byte(opening)
+    policy.finished(opening, None)
+    assert policy.choose(continuation, AB).placement is again
