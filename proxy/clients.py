@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
@@ -11,6 +12,7 @@ from typing import Any
 from proxy.client import HttpClient
 from proxy.connection import ClientConnection, HttpRequest
 from proxy.errors import ProxyError
+from proxy.networks import ClientNetworks
 from supervisord.core.spec import ProxySpec
 
 Handler = Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]
@@ -25,10 +27,13 @@ _TURNS_TO_BEGIN = 10
 class ClientServer:
     """The connections of a port; ``spec`` is read whenever a limit is needed."""
 
+    #: Whose clients may connect; None: everybody.
+    networks: ClientNetworks | None
+
     def __init__(self, handler: Handler, refused: Refusals, spec: ProxySpec) -> None:
         self.handler = handler
         self.refused = refused
-        self.spec = spec
+        self.configure(spec)
         self.connections: set[ClientConnection] = set()
         #: Handlers under way, also those whose connection is lost.
         self.tasks: set[asyncio.Task[None]] = set()
@@ -39,6 +44,20 @@ class ClientServer:
 
     def __call__(self) -> ClientConnection:
         return ClientConnection(self)
+
+    def configure(self, spec: ProxySpec) -> None:
+        """Take new limits; ``allow_clients`` holds for new connections, and for the next request of those that are."""
+        self.spec = spec
+        self.networks = ClientNetworks(spec.allow_clients) if spec.allow_clients else None
+
+    def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None:
+        """Why the client of a connection is not served; None where it is. Its folder decides who reaches a socket."""
+        if self.networks is None or transport.get_extra_info("socket").family == socket.AF_UNIX:
+            return None
+        peer = transport.get_extra_info("peername")  # none when it has left already
+        if peer and self.networks.has(peer[0]):
+            return None
+        return ProxyError(403, "client_not_allowed", f"clients at {peer[0] if peer else '-'} are not served here")
 
     async def close(self, patience: float) -> None:
         """Close the connections; those that have not sent everything after ``patience`` seconds are cut."""

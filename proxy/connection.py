@@ -12,6 +12,7 @@ from proxy.errors import Dialect, ProxyError, bad_request, error_body, error_hea
 from proxy.exchange import Source
 from proxy.headers import HeadError, RequestHead
 from proxy.heads import parse_request, too_long
+from proxy.networks import ClientNetworks
 from supervisord.core.spec import ProxySpec
 
 #: Bytes of a response that may be unsent before its source is held.
@@ -29,6 +30,9 @@ class Server(Protocol):
 
     @property
     def spec(self) -> ProxySpec: ...
+
+    @property
+    def networks(self) -> ClientNetworks | None: ...
 
     #: Handlers under way, also those whose connection is lost.
     tasks: set[asyncio.Task[None]]
@@ -49,6 +53,8 @@ class Server(Protocol):
         """A client was answered without having asked anything that could be understood."""
         ...
 
+    def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None: ...
+
     def date(self) -> bytes: ...
 
 
@@ -64,6 +70,8 @@ class ClientConnection(asyncio.Protocol):
         #: Whether nobody is there to be answered.
         self.gone = False
         self._lost = False
+        #: The networks of which the client was found to be.
+        self._networks = server.networks
         self._request: HttpRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._buffer = b""
@@ -90,7 +98,10 @@ class ClientConnection(asyncio.Protocol):
         server = self._server
         crowded = len(server.connections) >= server.spec.max_connections
         server.connected(self)
-        if crowded:
+        if (stranger := server.stranger(self.transport)) is not None:
+            # Without lingering: strangers hold no connections, which others could want.
+            self._refuse(stranger, linger=False)
+        elif crowded:
             full = f"this port serves {server.spec.max_connections} connections at a time"
             self._refuse(ProxyError(503, "too_many_connections", full, retry_after=1.0))
         else:
@@ -216,6 +227,11 @@ class ClientConnection(asyncio.Protocol):
                 self._limit(self._server.spec.client_header_timeout)
             return
         self._buffer, self._head_began = data[end + 4 :], False
+        if self._networks is not self._server.networks:
+            self._networks = self._server.networks
+            if (stranger := self._server.stranger(self.transport)) is not None:
+                self._refuse(stranger)
+                return
         try:
             head = parse_request(data[: end + 4])
         except HeadError as error:
@@ -232,14 +248,14 @@ class ClientConnection(asyncio.Protocol):
         message = str(error).splitlines()[0] if str(error) else "malformed"
         self._refuse(ProxyError(error.status, error.status, f"cannot parse the request: {message}"))
 
-    def _refuse(self, error: ProxyError) -> None:
+    def _refuse(self, error: ProxyError, *, linger: bool = True) -> None:
         """Answer what is no request, and close."""
         self._server.refused(self.peer, error)
         body = error_body(error, Dialect.OPENAI)
         lines = "".join(f"{name}: {value}\r\n" for name, value in error_headers(error))
         head = f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n{lines}Content-Length: {len(body)}\r\n"
         self.transport.write(head.encode() + self.date() + b"Connection: close\r\n\r\n" + body)
-        self._close(linger=True)
+        self._close(linger=linger)
 
     def _leave(self) -> None:
         self.gone = True
@@ -291,6 +307,7 @@ class ClientConnection(asyncio.Protocol):
 
 _PHRASES = {
     400: "Bad Request",
+    403: "Forbidden",
     414: "URI Too Long",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",

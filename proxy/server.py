@@ -78,7 +78,7 @@ class PublicProxy:
         self._policies.replace(models)
         self._upstreams.configure(spec)
         if self._server is not None:
-            self._server.spec = spec
+            self._server.configure(spec)
 
     @property
     def in_flight(self) -> int:

@@ -10,7 +10,14 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from supervisord.config.check import BAD
-from supervisord.config.endpoints import Endpoint, bundled_endpoint, is_loopback, parse_address, parse_endpoint
+from supervisord.config.endpoints import (
+    Endpoint,
+    bundled_endpoint,
+    is_loopback,
+    parse_address,
+    parse_endpoint,
+    why_no_network,
+)
 from supervisord.config.keys import REPLICA_NAME, SERVE, TAKEN_OPTIONS
 from supervisord.config.merge import Merged
 from supervisord.config.problems import Path, Problem, spelled_key, spelled_path
@@ -59,6 +66,7 @@ class Assembler:
             longest = spell_duration(supervisor.backoff_max)
             self._complain(("supervisor", "backoff_min"), f"must not be longer than backoff_max ({longest})")
         self._listen(proxy.listen)
+        self._allow_clients(_given(values, "proxy").get("allow_clients"))
         return config
 
     def _complain(self, path: Path, reason: str) -> None:
@@ -86,6 +94,14 @@ class Assembler:
                 and (engine_host == host or (local and host in ("0.0.0.0", "::", "localhost")))
             ):
                 self._complain(path, f"is the endpoint of [{spelled_path(replica)}]: the proxy would talk to itself")
+
+    def _allow_clients(self, networks: tuple[str, ...] | None) -> None:
+        path = ("proxy", "allow_clients")
+        if networks == ():
+            self._complain(path, "is empty, so nobody could connect: leave it out to let everybody")
+        for network in networks or ():
+            if reason := why_no_network(network):
+                self._complain(path, reason)
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ModelSpec:
         path: Path = ("models", name)

@@ -78,6 +78,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def why_no_network(text: str) -> str:
+    """What is wrong with ``ADDRESS`` or ``ADDRESS/PREFIX``; empty when it is one."""
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return f"{text!r} is not an IP address or a network"
+    address = text.partition("/")[0]
+    if ipaddress.ip_address(address) == network.network_address:
+        return ""
+    return f"{text!r} is an address within a network: write {network} for all of it, or {address} for that one alone"
+
+
 def bundled_endpoint(runtime_dir: Path, replica: str) -> str:
     """The default endpoint of a bundled replica, in the unit's own ``RuntimeDirectory=vllm/%i`` (mode 0700)."""
     return f"unix:{runtime_dir}/vllm/{replica}/engine.sock"

@@ -42,6 +42,9 @@ ENDPOINT = Form(
 LISTEN = Form(
     r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}", "an address: HOST:PORT, e.g. 127.0.0.1:8000 or [::1]:8000"
 )
+NETWORK = Form(
+    r"[0-9A-Fa-f:.]+(?:/[0-9]{1,3})?", "an IP address or a network: ADDRESS/PREFIX, e.g. 192.168.1.0/24 or fd00::/8"
+)
 VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 OPTION_NAME = Form(
     r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*", "an option's name as vLLM spells it, without the leading dashes"
@@ -74,6 +77,15 @@ PROXY = Table(
             "Where clients connect. Ignored when systemd hands over a socket named `proxy` (then the socket unit "
             "decides).",
             _PROXY.listen,
+        ),
+        Key(
+            "allow_clients",
+            ListOf(Text(NETWORK), unique=True),
+            'Networks whose clients may connect, e.g. `["127.0.0.0/8", "::1", "192.168.1.0/24"]`. Anybody else is '
+            "answered 403 and disconnected, before a byte is read. Unix sockets are always allowed: who may "
+            "reach one, its folder decides.",
+            (),
+            shown="everybody who can connect",
         ),
         Key("max_body", Size(minimum=1), "Largest request body that is accepted; 413 beyond it.", _PROXY.max_body),
         Key("keepalive", Duration(zero=True), "How long an idle client connection is kept.", _PROXY.keepalive),

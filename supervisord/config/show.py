@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from supervisord.config.keys import IDLE, PROXY, SUPERVISOR, WAKE
-from supervisord.config.kinds import Duration, Size, Table
+from supervisord.config.kinds import Duration, ListOf, Size, Table, Text
 from supervisord.config.problems import Path, spelled_key, spelled_path, spelled_text
 from supervisord.config.quantities import parse_duration, spell_duration, spell_size
 from supervisord.core.spec import Config, ModelSpec, ReplicaSpec, ServeSpec
@@ -49,6 +49,8 @@ def _effective(table: Table, spec: object) -> Iterator[tuple[str, str]]:
                 yield key.name, _duration(value)
             case Size() if value is None:
                 pass  # not known, and no value would say so
+            case Text() | ListOf() if not value:
+                pass  # not set, which is not the same as empty
             case Size():
                 yield key.name, toml_value(spell_size(value))
             case _:

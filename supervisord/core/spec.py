@@ -90,6 +90,8 @@ class ProxySpec:
 
     #: ``host:port``; ignored when systemd hands over a socket named ``proxy``.
     listen: str = "127.0.0.1:8000"
+    #: Networks whose clients may connect, ``ADDRESS`` or ``ADDRESS/PREFIX``; empty: not set, everybody.
+    allow_clients: tuple[str, ...] = ()
     #: Largest request body that is accepted, bytes (413 beyond).
     max_body: int = 256 * 1024 * 1024
     #: Seconds an idle client connection is kept.

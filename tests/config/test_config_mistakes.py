@@ -36,6 +36,22 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             "[proxy]\nkeepalive = inf",
             '[proxy] keepalive: must be a duration ("10min", "1h 30min", or a number of seconds), not the number inf',
         ),
+        (
+            "[proxy]\nallow_clients = []",
+            "[proxy] allow_clients: is empty, so nobody could connect: leave it out to let everybody",
+        ),
+        (
+            '[proxy]\nallow_clients = ["192.168.1.7/24"]',
+            "[proxy] allow_clients: '192.168.1.7/24' is an address within a network: write 192.168.1.0/24 for all of it, or 192.168.1.7 for that one alone",
+        ),
+        (
+            '[proxy]\nallow_clients = ["10.0.0.0/33"]',
+            "[proxy] allow_clients: '10.0.0.0/33' is not an IP address or a network",
+        ),
+        (
+            '[proxy]\nallow_clients = ["::1", "home.lan"]',
+            "[proxy] allow_clients: item 2: 'home.lan' is not an IP address or a network: ADDRESS/PREFIX, e.g. 192.168.1.0/24 or fd00::/8",
+        ),
         ("[proxy]\nconnect_timeout = 0", "[proxy] connect_timeout: must be longer than 0"),
         ('[proxy]\nconnect_timeout = "0min"', "[proxy] connect_timeout: must be longer than 0"),
         (

@@ -112,7 +112,10 @@ def configs(draw: st.DrawFn) -> Config:
         serve=serve,
     )
     proxy = ProxySpec(
-        keepalive=draw(SECONDS), max_body=draw(st.integers(1, 2**45)), wait_comment_after=draw(st.none() | SECONDS)
+        allow_clients=draw(st.sampled_from([(), ("127.0.0.0/8", "::1")])),
+        keepalive=draw(SECONDS),
+        max_body=draw(st.integers(1, 2**45)),
+        wait_comment_after=draw(st.none() | SECONDS),
     )
     return Config(proxy=proxy, supervisor=SupervisorSpec(start_timeout=draw(SECONDS)), models=(model,))
 
