@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
-from proxy.errors import ProxyError, engine_error_event, refused
+from proxy.attempts import Attempts
+from proxy.errors import ProxyError, engine_error_event
 from proxy.exchange import (
     Answer,
     ConnectFailed,
     Exchange,
     LocalFault,
     NoFirstByte,
-    Outcome,
     Stage,
     Upstream,
     UpstreamBroken,
 )
 from proxy.policies.policy import Policy
 from proxy.reply import Reply
-from proxy.retries import RetryBudget
 from proxy.usage import Usage, usage_of
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
-from supervisord.core.admission import Admission, Ending, Lease, RefusalCode, Refuse, Wait
-
-log = logging.getLogger("proxy.relay")
+from supervisord.core.admission import Admission, Ending, Lease, Refuse, Wait
 
 #: A plain answer of at most so many bytes goes to the client when it is whole. An engine sends the head of one and then
 #: its body: a client that had seen the head of an engine that was killed in between could not be helped any more.
@@ -63,62 +59,21 @@ class Relay:
     ) -> None:
         self._admission = admission
         self._upstream = upstream
-        self._on_failover = on_failover
         self._clock = clock
-        self._retries = RetryBudget()
+        #: Shared with what else goes from replica to replica.
+        self.attempts = Attempts(admission, on_failover, clock)
 
     async def run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
-        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end).
+        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
+        silence = comment_after if exchange.facts.stream else None
 
-        Each replica gets it once. A replica that failed it and has started anew since may get it once more, but only
-        where it was the only one tried: a request that kills engines must not go round and round.
-        """
-        try:
-            await self._run(exchange, reply, policy, comment_after)
-        finally:
-            usage = exchange.outcome.usage
-            policy.finished(exchange.facts, usage.cached_share if usage is not None else None)
+        def wait(decision: Wait) -> Awaitable[Lease | Refuse]:
+            return wait_for_replica(self._admission, decision, reply, silence)
 
-    async def _run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
-        choose = partial(policy.choose, exchange.facts)
-        tried: dict[str, str] = {}
-        attempts = 0
-        source = ""  # a replica that failed, until its failover is reported
-        while True:
-            decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried))
-            if isinstance(decision, Wait):
-                if source:
-                    self._report(exchange, source, "", tried[source])
-                    source = ""
-                silence = comment_after if exchange.facts.stream else None
-                decision = await self._wait(decision, exchange.outcome, reply, silence)
-            if source:
-                self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
-            if isinstance(decision, Refuse):
-                if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
-                    raise _all_failed(tried, decision.retry_after)
-                raise refused(decision)
-            if decision.replica in tried and attempts > 1:
-                self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
-                raise _all_failed(tried, None)
-            attempts += 1
-            failure = await self._attempt(decision, exchange, reply, policy)
-            if failure is None:
-                self._retries.earn()
-                return
-            source = decision.replica
-            tried[source] = failure
-            policy.forget(exchange.facts, source)
-            if not self._retries.spend():
-                self._report(exchange, source, "", failure)
-                raise _all_failed(tried, None)
+        def attempt(lease: Lease) -> Awaitable[str | None]:
+            return self._attempt(lease, exchange, reply, policy)
 
-    async def _wait(self, wait: Wait, outcome: Outcome, reply: Reply, silence: float | None) -> Lease | Refuse:
-        outcome.stage, began = Stage.QUEUE, self._clock()
-        try:
-            return await wait_for_replica(self._admission, wait, reply, silence)
-        finally:
-            outcome.queued += self._clock() - began
+        await self.attempts.run(exchange, policy, wait, attempt)
 
     async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply, policy: Policy) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
@@ -189,13 +144,6 @@ class Relay:
         exchange.outcome.computed, exchange.outcome.stage = self._clock(), Stage.STREAM
         policy.first_byte(exchange.facts)
 
-    def _report(self, exchange: Exchange, source: str, target: str, reason: str) -> None:
-        model = exchange.outcome.model
-        # A silent failover hides a dead card.
-        fields = {"event": "failover", "model": model, "replica": source, "target": target, "request_id": exchange.id}
-        log.warning("failover: %s -> %s: %s", source, target or "nobody", reason, extra={"fields": fields})
-        self._on_failover(Failover(model, source, target, reason))
-
 
 class _LostAnswer(Exception):
     """The engine died while its answer was held; the client has seen nothing of it: another replica may answer."""
@@ -230,9 +178,3 @@ async def _first_event(answer: Answer) -> None:
                 await answer.begins()
     except UpstreamBroken as failure:
         raise _LostAnswer(str(failure)) from None
-
-
-def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:
-    failures = "; ".join(f"{replica}: {reason}" for replica, reason in tried.items())
-    message = f"every live replica failed before it answered ({failures})"
-    return ProxyError(502, "upstream_failed", message, retry_after=retry_after)

@@ -23,6 +23,7 @@ RULES = {
     "proxy/facts.py": (("proxy", "supervisord.core"), ()),
     "proxy/routes.py": (("proxy", "supervisord.core"), ()),
     "proxy/errors.py": (("proxy", "supervisord.core"), ()),
+    "proxy/attempts.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "proxy/relay.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "proxy/codings.py": (("proxy",), ("backports", "brotli", "compression")),
     "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("httptools",)),
