@@ -10,8 +10,9 @@ from email.utils import formatdate
 from typing import Any
 
 from proxy.client import HttpClient
-from proxy.connection import ClientConnection, HttpRequest
+from proxy.connection import ClientConnection
 from proxy.errors import ProxyError
+from proxy.incoming import HttpRequest
 from proxy.networks import ClientNetworks
 from supervisord.core.spec import ProxySpec
 

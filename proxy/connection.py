@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol, cast
 
-from proxy.chunks import ChunkError, Chunks
 from proxy.client import HttpClient
-from proxy.errors import Dialect, ProxyError, bad_request, error_body, error_headers
+from proxy.errors import Dialect, ProxyError, error_body, error_headers
 from proxy.exchange import Source
-from proxy.headers import HeadError, RequestHead
+from proxy.headers import HeadError
 from proxy.heads import parse_request, too_long
+from proxy.incoming import HttpRequest
 from proxy.networks import ClientNetworks
 from supervisord.core.spec import ProxySpec
 
@@ -73,11 +73,13 @@ class ClientConnection(asyncio.Protocol):
         #: The networks of which the client was found to be.
         self._networks = server.networks
         self._request: HttpRequest | None = None
-        self._task: asyncio.Task[None] | None = None
+        #: The handler of the request in hand.
+        self.task: asyncio.Task[None] | None = None
         self._buffer = b""
         self._head_began = False
         self._reading = True
-        self._discarding = False
+        #: Whether what comes is dropped.
+        self.discarding = False
         self._closing = False
         #: Whether the client does not read what it is sent.
         self.write_paused = False
@@ -109,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         request = self._request
-        if self._discarding:
+        if self.discarding:
             return
         if request is None:
             self._head_comes(self._buffer + data if self._buffer else data)
@@ -164,6 +166,11 @@ class ClientConnection(asyncio.Protocol):
         """See ``ClientServer.date``."""
         return self._server.date()
 
+    @property
+    def buffered(self) -> bool:
+        """Whether anything came after the head of the request in hand."""
+        return bool(self._buffer)
+
     def take_buffer(self) -> bytes:
         """What came after the head of the request in hand."""
         data, self._buffer = self._buffer, b""
@@ -178,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
 
     def discard(self) -> None:
         """Nothing that comes from now on can be understood, or is wanted."""
-        self._discarding = True
+        self.discarding = True
         self._buffer = b""
 
     def body_limit(self, began: float, size: int) -> None:
@@ -192,7 +199,7 @@ class ClientConnection(asyncio.Protocol):
 
     def request_ends(self, request: HttpRequest, client: HttpClient) -> None:
         """The handler is done."""
-        self._request = self._task = self._source = None
+        self._request = self.task = self._source = None
         if self._lost:
             return
         if self._closing or not client.over:
@@ -240,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = None
         self._server.heard(self)
         request = self._request = HttpRequest(self, head)
-        task = self._task = self._loop.create_task(self._server.handler(request, HttpClient(self, head)))
+        task = self.task = self._loop.create_task(self._server.handler(request, HttpClient(self, head)))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 
@@ -259,9 +266,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self.gone = True
-        if self._task is not None:
-            self._task.cancel()
-        elif not self._lost and not self._discarding:
+        if self.task is not None:
+            self.task.cancel()
+        elif not self._lost and not self.discarding:
             self._close(linger=False)
 
     def _close(self, *, linger: bool) -> None:
@@ -312,132 +319,3 @@ _PHRASES = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
-
-
-class HttpRequest:
-    """See ``proxy.exchange.Request``."""
-
-    __slots__ = (
-        "_began",
-        "_chunks",
-        "_connection",
-        "_consume",
-        "_error",
-        "_left",
-        "_size",
-        "_waiter",
-        "complete",
-        "head",
-        "receiving",
-    )
-
-    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
-        self.head = head
-        self.receiving = False
-        self.complete = head.length == 0
-        self._connection = connection
-        self._left = head.length or 0
-        self._chunks = Chunks() if head.length is None else None
-        self._consume: Callable[[bytes], None] = _ignore
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: ProxyError | None = None
-        self._began, self._size = 0.0, 0
-
-    @property
-    def peer(self) -> str:
-        """The client's address."""
-        return self._connection.peer
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has left."""
-        return self._connection.gone
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """Its handler's task."""
-        return self._connection._task
-
-    def ask_for_body(self) -> None:
-        """Send 100 Continue, unless the body is coming already."""
-        if not self.complete and not self._connection._buffer:
-            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    async def receive(self, consume: Callable[[bytes], None]) -> None:
-        """Give the body to ``consume`` as it comes; raises its ``ProxyError``, or 400, 408."""
-        if self.complete:
-            return
-        self._consume, self.receiving = consume, True
-        loop = asyncio.get_running_loop()
-        self._began = loop.time()
-        self.feed(self._connection.take_buffer())
-        if self._error is not None:
-            raise self._error
-        if self.complete:
-            return
-        self._waiter = loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            self._connection.no_limit()
-            if not self.complete:
-                self.receiving = False
-                self._connection.discard()
-
-    def feed(self, data: bytes) -> None:
-        """Bytes from the connection, while ``receiving``."""
-        try:
-            if self._chunks is not None:
-                for piece in self._chunks.take_out(data):
-                    self._consume(piece)
-                if self._chunks.done:
-                    self._ends(self._chunks.excess)
-                self._size += len(data)
-            else:
-                size = len(data)
-                if size >= self._left:
-                    self._consume(data[: self._left])
-                    self._ends(data[self._left :])
-                else:
-                    self._left -= size
-                    self._size += size
-                    if size:
-                        self._consume(data)
-        except ChunkError as error:
-            self.fail(bad_request(f"cannot read the request body: {error}"))
-        except ProxyError as error:
-            self.fail(error)
-        if self.receiving:
-            self._connection.body_limit(self._began, self._size)
-
-    def fail(self, error: ProxyError) -> None:
-        """The body is no more wanted."""
-        self._error = error
-        self.receiving = False
-        self._connection.discard()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-
-    def skip(self) -> bool:
-        """Drop the body if all of it is here already; returns whether it was."""
-        if self._error is None and not self._connection._discarding:
-            self._consume, self._waiter = _ignore, None
-            self.receiving = True
-            self.feed(self._connection.take_buffer())
-            self.receiving = False
-        return self.complete
-
-    def ends(self, client: HttpClient) -> None:
-        """The handler is done with it."""
-        self._connection.request_ends(self, client)
-
-    def _ends(self, rest: bytes) -> None:
-        self.complete, self.receiving = True, False
-        self._connection.put_back(rest)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _ignore(data: bytes) -> None:
-    """For bodies that nobody wants."""

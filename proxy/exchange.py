@@ -1,6 +1,6 @@
 """One request and its answer as the relay handles them, and the three sides it talks to.
 
-HTTP and the network are behind ``Request`` (connection.py), ``Client`` (client.py) and ``Upstream`` (upstream.py):
+HTTP and the network are behind ``Request`` (incoming.py), ``Client`` (client.py) and ``Upstream`` (upstream.py):
 what stands here can be replaced or tested without them.
 """
 

@@ -14,10 +14,10 @@ from proxy import routes
 from proxy.accesslog import log_request
 from proxy.client import HttpClient
 from proxy.clients import ClientServer
-from proxy.connection import HttpRequest
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Finished, Observer, Outcome
 from proxy.headers import is_request_id
+from proxy.incoming import HttpRequest
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.routing import PolicyBook

@@ -10,6 +10,7 @@ import proxy
 EDGES = {
     "client.py",
     "connection.py",
+    "incoming.py",
     "clients.py",
     "connectors.py",
     "engine.py",
