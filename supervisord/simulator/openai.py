@@ -1,4 +1,4 @@
-"""/v1/models, /v1/chat/completions, /v1/completions, /tokenize, /detokenize."""
+"""/v1/models, /v1/chat/completions (and its /render), /v1/completions, /tokenize, /detokenize."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from aiohttp import web
 
 from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, event, now, required
 from supervisord.simulator.generation import Generation, Output, Work
-from supervisord.simulator.tokens import BYTES_PER_TOKEN, content_text, count, decode, encode, ids_to_bytes, render_chat
+from supervisord.simulator.tokens import (
+    BYTES_PER_TOKEN,
+    content_text,
+    count,
+    decode,
+    encode,
+    ids_to_bytes,
+    render_chat,
+    small_ids,
+)
 
 #: vLLM's default of --max-logprobs.
 MAX_LOGPROBS = 20
@@ -21,6 +30,7 @@ def routes(api: Api) -> list[web.RouteDef]:
     generating = [
         web.post("/v1/chat/completions", handlers.chat),
         web.post("/v1/completions", handlers.completions),
+        web.post("/v1/chat/completions/render", handlers.render),
     ]
     return [
         web.get("/v1/models", handlers.models),
@@ -148,6 +158,25 @@ class OpenAi:
                 "stop_reason": None,
             }
             return web.json_response(frames.envelope("text_completion", [choice], usage=True))
+
+    async def render(self, request: web.Request) -> web.Response:
+        """What the engine would compute for a chat, without computing it: routers ask for the tokens of a prompt."""
+        body = await self._api.json_body(request)
+        model = self._api.model_of(body)
+        prompt = render_chat(messages_of(body), body.get("tools"))
+        work = self._work(body, prompt, "")
+        return web.json_response(
+            {
+                "request_id": self._api.request_id(request, "chatcmpl"),
+                "token_ids": small_ids(prompt),
+                "token_offsets": None,
+                "features": None,
+                "sampling_params": {"max_tokens": work.limit, "ignore_eos": work.ignore_eos, "stop": [*work.stop]},
+                "model": model,
+                "stream": bool(body.get("stream")),
+                "cache_salt": work.salt or None,
+            }
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await self._api.json_body(request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,13 @@ def encode(text: str) -> list[int]:
         int.from_bytes(b"\x01" + data[start : start + BYTES_PER_TOKEN], "big")
         for start in range(0, len(data), BYTES_PER_TOKEN)
     ]
+
+
+def small_ids(data: bytes) -> list[int]:
+    """One number below 2**31 per token, as who only compares tokens wants them; they cannot be decoded."""
+    padded = data.ljust(count(data) * BYTES_PER_TOKEN, b"\0")
+    numbers = array("I", padded)
+    return numbers.tolist() if padded.isascii() else [number & 0x7FFFFFFF for number in numbers]
 
 
 def ids_to_bytes(ids: Iterable[int]) -> bytes:

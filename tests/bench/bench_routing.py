@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from baselines import BoundedHash, CacheAware, LeastInFlight, NewTokensTimesLoad, SessionHash
 from seats import Holding
-from virtualfleet import Fleet, Shape
+from virtualfleet import Fleet, Request, Shape
 from workloads import WORKLOADS
 
 from proxy.routing import POLICIES
@@ -62,6 +62,19 @@ def run(job: tuple[str, str, int]) -> dict[str, object]:
     load(fleet, random.Random(seed))
     fleet.run()
     done = fleet.finished
+    return {
+        "workload": workload,
+        "policy": policy,
+        "seed": seed,
+        **summary(done),
+        "hit_rate": sum(r.cached for r in done) / sum(r.tokens for r in done),
+        "retried": sum(request.tries - 1 - request.errors for request in done),
+        "preemptions": sum(replica.scheduler.preemptions for replica in fleet.replicas),
+    }
+
+
+def summary(done: Sequence[Request]) -> dict[str, object]:
+    """What the clients saw. Simulated seconds; ``fairness`` is Jain's index of the sessions' mean TTFT."""
     by_kind = defaultdict(list)
     by_session = defaultdict(list)
     for request in done:
@@ -69,18 +82,12 @@ def run(job: tuple[str, str, int]) -> dict[str, object]:
         by_session[request.session].append(request.ttft)
     means = [statistics.mean(values) for values in by_session.values()]
     return {
-        "workload": workload,
-        "policy": policy,
-        "seed": seed,
         "requests": len(done),
         "makespan": max(request.done for request in done),
         "mean_ttft": statistics.mean(request.ttft for request in done),
         "ttft": {kind: percentiles(values) for kind, values in by_kind.items()},
-        "hit_rate": sum(r.cached for r in done) / sum(r.tokens for r in done),
         "fairness": sum(means) ** 2 / (len(means) * sum(mean**2 for mean in means)),
         "errors": sum(request.errors for request in done),
-        "retried": sum(request.tries - 1 - request.errors for request in done),
-        "preemptions": sum(replica.scheduler.preemptions for replica in fleet.replicas),
     }
 
 

@@ -170,6 +170,7 @@ class Fleet:
 
     def __init__(self, shapes: Sequence[Shape], policy: Callable[[Callable[[], float]], AnyPolicy]) -> None:
         self.now = 0.0
+        self.most_turns = 1000
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.replicas = [Replica("abcdefgh"[n], shape, self) for n, shape in enumerate(shapes)]

@@ -5,11 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from virtualfleet import Fleet, Part, Request
+from virtualfleet import Part, Request
 
 #: The instructions and tools that every agent sends first.
 SYSTEM = Part("system", 8000)
+
+
+class Fleet(Protocol):
+    """What a load is played on: the virtual fleet, or real processes on a real clock. Times are simulated seconds."""
+
+    #: A conversation ends after so many turns, if not before: for a shorter play of the same loads.
+    most_turns: int
+
+    @property
+    def now(self) -> float: ...
+    def at(self, when: float, action: Callable[[], None]) -> None: ...
+    def send(self, request: Request, then: Callable[[Request], None] | None = None) -> None: ...
+    def restart(self, number: int, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ def agents(fleet: Fleet, rng: random.Random, spec: Agents, name: str = "agent") 
             fleet.send(request, lambda done: answered(turn, done))
 
         def answered(turn: int, done: Request) -> None:
-            if turn + 1 == spec.turns:
+            if turn + 1 == min(spec.turns, fleet.most_turns):
                 return
             reply = Part(f"reply {done.session} {done.parts[-1].name}", done.output)
             result = Part(f"{name} {number} result {turn}", own.randint(*spec.result))

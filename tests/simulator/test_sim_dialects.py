@@ -117,6 +117,24 @@ async def test_completions_take_text_or_token_ids(start: Start) -> None:
     assert (await client.post("/detokenize", {"tokens": ids}))[1] == {"prompt": "some words"}
 
 
+async def test_a_chat_is_rendered_to_tokens_that_begin_as_those_of_its_earlier_turn(start: Start) -> None:
+    client = await start()
+    turn = [{"role": "user", "content": "some words, and ünusual öñes"}]
+    later = [*turn, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+    rendered = []
+    for messages in (turn, later):
+        status, body = await client.post("/v1/chat/completions/render", {"model": "big", "messages": messages})
+        assert status == 200, body
+        rendered.append(body["token_ids"])
+    _, answer = await client.post("/v1/chat/completions", {"model": "big", "messages": turn})
+    assert len(rendered[0]) == answer["usage"]["prompt_tokens"]
+    assert all(0 <= token < 2**31 for token in rendered[1])
+    # Where the turn ends it asks for an answer, which the later one goes on from: a chat's template.
+    same = rendered[0][:-1]
+    assert rendered[1][: len(same)] == same
+    assert (await client.post("/v1/chat/completions/render", {"model": "other", "messages": turn}))[0] == 404
+
+
 async def test_completion_stream(start: Start) -> None:
     client = await start()
     body = {"prompt": "x", "stream": True, "max_tokens": 2}
