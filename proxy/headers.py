@@ -109,8 +109,13 @@ class ResponseHead:
         return self.content_type.startswith("text/event-stream")
 
 
-def request_head(method: str, target: str, http11: bool, fields: Fields) -> RequestHead:
-    """Read a request's fields as RFC 9112 wants; raises ``HeadError`` for what could be read in two ways."""
+def request_head(method: str, target: str, http11: bool, fields: Fields, authority: bytes = b"") -> RequestHead:
+    """Read a request's fields as RFC 9112 wants; raises ``HeadError`` for what could be read in two ways.
+
+    ``authority``: the host that the request target named, which counts instead of the Host field's.
+    """
+    if authority and not _HOST.fullmatch(authority):
+        raise HeadError("the request target names no host")
     head = RequestHead(method, target, http11, keep_alive=http11)
     passing, host, length, coding, options = head.passing, None, None, None, b""
     for pair in fields:
@@ -124,7 +129,7 @@ def request_head(method: str, target: str, http11: bool, fields: Fields) -> Requ
                 if host is not None:
                     raise HeadError("more than one Host")
                 host = value
-                passing.append(pair)
+                passing.append((pair[0], authority) if authority else pair)
             case b"content-length":
                 length = _length(length, value)
             case b"transfer-encoding":
@@ -143,7 +148,7 @@ def request_head(method: str, target: str, http11: bool, fields: Fields) -> Requ
     if host is None:
         if http11:
             raise HeadError("no Host")
-        passing.append((b"Host", b"localhost"))  # a 1.0 client need not send one, a 1.1 engine wants one
+        passing.append((b"Host", authority or b"localhost"))  # a 1.0 client need not send one, a 1.1 engine wants one
     elif not _HOST.fullmatch(host):
         raise HeadError("Host is not a host")
     if coding is not None:

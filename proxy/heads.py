@@ -5,6 +5,8 @@ What llhttp lets pass and a relay must not is refused around it, and what a head
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from proxy.headers import Fields, HeadError, RequestHead, ResponseHead, request_head, response_head
@@ -13,6 +15,9 @@ from proxy.headers import Fields, HeadError, RequestHead, ResponseHead, request_
 MAX_LINE = 64 * 1024
 MAX_HEAD = 128 * 1024
 MAX_FIELDS = 128
+
+# RFC 9110 4.2: a userinfo (the @ that the authority's characters lack) is refused, and so is an empty host.
+_ABSOLUTE = re.compile(rb"(?i:https?)://([A-Za-z0-9\[][^/?#@]*)([/?].*)?", re.DOTALL)
 
 
 class _Collector:
@@ -70,9 +75,21 @@ def parse_request(head: bytes) -> RequestHead:
     method, target = parser.get_method(), collector.target
     if line != b"%b %b HTTP/1.%d" % (method, target, http11):
         raise HeadError("the request line can be read in two ways")
-    if target[:1] != b"/" and (target != b"*" or method != b"OPTIONS") and b"://" not in target:
+    authority = b""
+    if target[:1] != b"/" and (target != b"*" or method != b"OPTIONS"):
+        target, authority = _absolute(method, target)
+    return request_head(method.decode(), target.decode("latin-1"), http11, fields, authority)
+
+
+def _absolute(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+    """Path and authority of a target in absolute form, which every server must accept (RFC 9112 3.2.2)."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
         raise HeadError("the request target is not a path")
-    return request_head(method.decode(), target.decode("latin-1"), http11, fields)
+    authority, path = found[1], found[2] or b""
+    if not path and method == b"OPTIONS":
+        return b"*", authority  # RFC 9112 3.2.4
+    return path if path.startswith(b"/") else b"/" + path, authority
 
 
 def parse_response(head: bytes) -> ResponseHead:

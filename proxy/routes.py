@@ -24,6 +24,7 @@ class Handler(StrEnum):
     MODELS = "models"
     MODEL = "model"
     NOT_RELAYED = "not_relayed"
+    SERVER = "server"  # OPTIONS * and nothing else
 
 
 class Prompt(StrEnum):
@@ -46,13 +47,22 @@ class Route:
     dialect: Dialect = Dialect.OPENAI
     prompt: Prompt = Prompt.NONE
 
+    @property
+    def allow(self) -> str:
+        """The value of its Allow field."""
+        return ", ".join(dict.fromkeys((*self.methods, "OPTIONS")))
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A request target that is on the list. ``argument`` is the model id of /v1/models/{id}."""
+    """A request target that is on the list. ``argument`` is the model id of /v1/models/{id}.
+
+    ``options``: only what the route allows is asked for.
+    """
 
     route: Route
     argument: str = ""
+    options: bool = False
 
 
 def _engine(path: str, prompt: Prompt = Prompt.NONE, dialect: Dialect = Dialect.OPENAI) -> Route:
@@ -89,18 +99,25 @@ ROUTES: tuple[Route, ...] = (
     _RESPONSE,
 )
 
+#: The target ``*``, which means the server and no resource of it; what it allows is what any route does.
+_SERVER = Route("*", tuple(sorted({method for row in ROUTES for method in row.methods})), Handler.SERVER)
+
 _EXACT: Mapping[str, Route] = MappingProxyType({row.path: row for row in ROUTES if "{" not in row.path})
 
 
 def match(method: str, target: str) -> Match:
     """Find the route of a raw request target (path and query as they came); raises ``ProxyError`` 404 or 405."""
+    if target == "*":
+        return Match(_SERVER, options=True)
     path = target.partition("?")[0]
     found = Match(_EXACT[path]) if path in _EXACT else _with_argument(path)
     # A fragment or a non-ASCII byte does not belong in a request target, and would not be forwarded as it came.
     if found is None or "#" in target or not target.isascii():
         raise ProxyError(404, "unknown_url", f"Unknown request URL: {method} {path[:200]}")
     if method not in found.route.methods:
-        allow = ", ".join(found.route.methods)
+        if method == "OPTIONS":
+            return Match(found.route, options=True)
+        allow = found.route.allow
         message = f"{method} is not allowed on {found.route.path}, only {allow}"
         raise ProxyError(405, "method_not_allowed", message, headers=(("Allow", allow),))
     return found

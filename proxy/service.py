@@ -35,6 +35,9 @@ class Service:
 
     async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
+        if match.options:
+            await reply.answer(204, [("Allow", match.route.allow)], b"")
+            return
         match match.route.handler:
             case Handler.HEALTH:
                 await reply.answer(200, _NO_CONTENT, b"")

@@ -177,7 +177,7 @@ class Connection:
         """The next response, complete; raises ``IncompleteReadError`` or ``ConnectionError`` where it is cut."""
         async with asyncio.timeout(PATIENCE):
             message = await read_head(self.reader)
-            if method != "HEAD":
+            if method != "HEAD" and message.status not in (204, 304):
                 message.body = await read_body(self.reader, message)
             return message
 

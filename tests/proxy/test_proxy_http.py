@@ -50,6 +50,19 @@ async def test_hop_by_hop_headers_stay_on_their_hop(rig):
     assert [value for name, value in response.headers if name == "Set-Cookie"] == ["a=1", "b=2"]
 
 
+async def test_trailers_of_an_answer_end_here_and_the_connection_goes_on(rig):
+    async def answer(request, connection):
+        head = b"HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await connection.send(head + b"2\r\n{}\r\n0\r\nX-Sum: 1\r\nContent-Length: 9\r\n\r\n")
+
+    engine = await rig.engine("a", answer)
+    client = await rig.send(request_bytes() * 2)
+    for _ in range(2):
+        response = await client.response()
+        assert (response.status, response.body, response.header("trailer")) == (200, b"{}", None)
+    assert len(engine.connections) == 1
+
+
 @pytest.mark.parametrize("given", ["abc-123", "x" * 200])
 async def test_a_request_id_is_passed_both_ways(rig, given):
     engine = await rig.engine()
