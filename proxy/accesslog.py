@@ -40,6 +40,7 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
         "duration": round(finished.ended - started, 6),
         "request_id": finished.id,
         "client": finished.peer,
+        "key": outcome.key,
         "code": outcome.code,
         "detail": "; ".join(outcome.details),
     }

@@ -24,6 +24,7 @@ class Dialect(StrEnum):
 # vLLM names its errors so; those that it never answers follow the pattern.
 _OPENAI_TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",

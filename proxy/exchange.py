@@ -188,6 +188,8 @@ class Outcome:
     status: int = 0
     #: Our error code, the engine's being its own matter.
     code: str = ""
+    #: The name of the API key that let it in; empty where none is asked for.
+    key: str = ""
     model: str = ""
     replica: str = ""
     reason: str = ""

@@ -75,10 +75,16 @@ class RequestHead:
     #: Fields for the engine, without those that are written anew.
     passing: Fields = field(default_factory=list)
 
-    def for_engine(self, request_id: str, length: int, *, decoded: bool) -> bytes:
-        """The head that the engine gets. ``decoded``: the body no longer has its Content-Encoding."""
+    def for_engine(self, request_id: str, length: int, *, decoded: bool, key: str = "") -> bytes:
+        """The head that the engine gets.
+
+        ``decoded``: the body no longer has its Content-Encoding. ``key``: what the engine asks for, unless the client
+        has credentials of its own.
+        """
         lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target.encode())]
         lines += [b"%b: %b" % pair for pair in self.passing]
+        if key and not any(name.lower() == b"authorization" for name, _ in self.passing):
+            lines.append(b"Authorization: Bearer %b" % key.encode("latin-1", "replace"))
         if self.content_encoding and not decoded:
             lines.append(b"Content-Encoding: %b" % self.content_encoding.encode("latin-1"))
         lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (request_id.encode(), length))

@@ -14,12 +14,15 @@ from proxy import routes
 from proxy.accesslog import log_request
 from proxy.client import HttpClient
 from proxy.clients import ClientServer
+from proxy.credentials import Credentials
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Finished, Observer, Outcome
 from proxy.headers import is_request_id
 from proxy.incoming import HttpRequest
+from proxy.keys import authenticate
 from proxy.relay import Relay
 from proxy.reply import Reply
+from proxy.routes import Handler
 from proxy.routing import PolicyBook
 from proxy.service import Service
 from proxy.upstream import Upstreams
@@ -53,6 +56,7 @@ class PublicProxy:
         self._clock = clock
         self._policies = PolicyBook(models, clock)
         self._upstreams = Upstreams(spec)
+        self.guard(Credentials())
         relay = Relay(admission, self._upstreams, on_failover, clock)
         self._service = Service(admission, spec, self._policies, relay)
         self._server: ClientServer | None = None
@@ -79,6 +83,11 @@ class PublicProxy:
         self._upstreams.configure(spec)
         if self._server is not None:
             self._server.configure(spec)
+
+    def guard(self, credentials: Credentials) -> None:
+        """Take other credentials; requests in flight are not touched."""
+        self._credentials = credentials
+        self._upstreams.engine_keys = credentials.engine_keys
 
     @property
     def in_flight(self) -> int:
@@ -143,6 +152,8 @@ class PublicProxy:
                     client.close_after()
                 match = routes.match(head.method, head.target)
                 route, reply.dialect = match.route.path, match.route.dialect
+                if (keys := self._credentials.keys) is not None and match.route.handler is not Handler.HEALTH:
+                    outcome.key = authenticate(keys, head)
                 await self._service.answer(request, match, reply, outcome, request_id)
             except asyncio.CancelledError:
                 if request.gone or not live.ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 
 from proxy.body import Body, Splice
 from proxy.connectors import LOCAL_ERRORS, Connector
@@ -21,6 +22,8 @@ class Upstreams:
 
     def __init__(self, spec: ProxySpec) -> None:
         self._spec = spec
+        #: See ``Credentials``.
+        self.engine_keys: Mapping[str, str] = {}
         self._pools: dict[str, _Pool] = {}
 
     async def send(self, lease: Lease, exchange: Exchange) -> EngineAnswer:
@@ -34,15 +37,19 @@ class Upstreams:
         if pool is None:
             pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
         splice = exchange.splice_for(lease)
+        # A client that showed us no key of ours must know the engine's.
+        key = self.engine_keys.get(lease.replica, "") if exchange.outcome.key else ""
+        size = exchange.body.spliced_size(splice)
+        head = exchange.head.for_engine(exchange.id, size, decoded=exchange.decoded, key=key)
         kept = pool.take()
         if kept is not None:
             try:
-                return await self._request(kept, pool, exchange, splice)
+                return await self._request(kept, pool, head, exchange.body, splice)
             except StaleConnection:
                 pass
         connection = await pool.open(self._spec.connect_timeout)
         try:
-            return await self._request(connection, pool, exchange, splice)
+            return await self._request(connection, pool, head, exchange.body, splice)
         except StaleConnection:
             raise ConnectFailed(f"{lease.endpoint} closed the connection without an answer") from None
 
@@ -57,10 +64,8 @@ class Upstreams:
         self._pools.clear()
 
     async def _request(
-        self, connection: EngineConnection, pool: _Pool, exchange: Exchange, splice: Splice | None
+        self, connection: EngineConnection, pool: _Pool, head: bytes, body: Body, splice: Splice | None
     ) -> EngineAnswer:
-        body = exchange.body
-        head = exchange.head.for_engine(exchange.id, body.spliced_size(splice), decoded=exchange.decoded)
         talk = connection.send(head, body.pieces(splice), self._spec.first_byte_timeout)
         try:
             await talk.head_comes()

@@ -26,6 +26,7 @@ from supervisord.config.load import default_files, files_beside, load, runtime_d
 from supervisord.config.problems import ConfigError
 from supervisord.core.events import ShutDown
 from supervisord.core.spec import Config
+from supervisord.credentials import CredentialKeeper
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
 from supervisord.fleet_events import journal_note
@@ -106,6 +107,8 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
     async with AsyncExitStack() as stack:
         # What a person may have got wrong comes first, before anything is touched.
         config = read_config()
+        credentials = CredentialKeeper(os.environ)
+        credentials.take(credentials.read(config))
         handed_over = take_sockets(os.environ, os.getpid())
         for sock in (sock for named in handed_over.values() for sock in named):
             stack.callback(sock.close)
@@ -126,7 +129,7 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         # The first reconciliation: running engines are adopted as they are, before anybody is let in.
         heartbeat = Heartbeat(notifier, dispatcher, watchdog_interval(os.environ, os.getpid()))
         stack.callback(heartbeat.stop)
-        reloader = Reloader(config, read_config, dispatcher, effects, manager, notifier)
+        reloader = Reloader(config, read_config, dispatcher, effects, manager, notifier, credentials)
         reloader.begin(state.load(), state.load_fingerprints(replicas_of(config.models)))
         heartbeat.start()
         await heartbeat.while_starting(reloader.adopted())
@@ -134,6 +137,8 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         # The port accepts ...
         operator = Operator(dispatcher, reloader.reload)
         proxy = PublicProxy(dispatcher, config.proxy, config.models, operator.failed_over)
+        proxy.guard(credentials.now)
+        credentials.changed.append(proxy.guard)
         stack.push_async_callback(proxy.stop)
         reloader.reconfigured.append(lambda new: proxy.reconfigure(new.proxy, new.models))
         sockets = listening(handed_over, config.proxy.listen)

@@ -17,9 +17,9 @@ from supervisord.core.events import Configured, UnitChanged
 from supervisord.core.readings import UnitStatus
 from supervisord.core.record import Record
 from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
+from supervisord.credentials import CredentialKeeper, engine_key
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.vllm import VllmEngine
-from supervisord.launcher.command import api_key_of
 from supervisord.loop import Dispatcher
 from supervisord.ports import ServiceManager
 from supervisord.sd.notify import Notifier
@@ -35,7 +35,7 @@ def engine_for(model: ModelSpec, spec: ReplicaSpec) -> VllmEngine:
     """The control client of one replica. What a bundled one was started with is known: names and key."""
     if not spec.bundled or model.serve is None:
         return VllmEngine(spec.endpoint)
-    return VllmEngine(spec.endpoint, (model.name,), api_key_of(model.serve, {**os.environ, **model.serve.env}) or None)
+    return VllmEngine(spec.endpoint, (model.name,), engine_key(model, spec, os.environ) or None)
 
 
 class Reloader:
@@ -49,12 +49,14 @@ class Reloader:
         effects: Effects,
         manager: ServiceManager,
         notifier: Notifier,
+        credentials: CredentialKeeper | None = None,
     ) -> None:
-        """``read`` reads the files again and raises ``ConfigError``."""
+        """``read`` reads the files again and raises ``ConfigError``; ``credentials`` keeps what they point to."""
         self.config = config
         #: Called with every new configuration.
         self.reconfigured: list[Callable[[Config], None]] = []
         self._read = read
+        self._credentials = credentials or CredentialKeeper({})
         self._dispatcher, self._effects, self._manager, self._notifier = dispatcher, effects, manager, notifier
         self._units: dict[str, str] = {}
         self._adopted = asyncio.Event()
@@ -78,12 +80,15 @@ class Reloader:
             self._notifier.reloading()
             try:
                 new = await self._settled()
+                # All that can be wrong with it comes before anything is taken over.
+                credentials = self._credentials.read(new)
                 said = changes(self.config, new)
                 # Also when nothing was said: idempotent, and the file list may have changed.
                 self.config = new
                 self._take(new)
                 for tell in self.reconfigured:
                     tell(new)
+                said += self._credentials.take(credentials)
             except ConfigError as error:
                 log.error("the configuration was not taken over: %s", error)
                 raise ControlError(ErrorCode.CONFIG_INVALID, str(error)) from None

@@ -45,6 +45,10 @@ LISTEN = Form(
 NETWORK = Form(
     r"[0-9A-Fa-f:.]+(?:/[0-9]{1,3})?", "an IP address or a network: ADDRESS/PREFIX, e.g. 192.168.1.0/24 or fd00::/8"
 )
+PRIVATE_FILE = Form(
+    r"(?:/[^\x00]+|credential:[A-Za-z0-9_-][A-Za-z0-9_.-]*)",
+    "a file: an absolute path, or credential:NAME for a credential of the unit",
+)
 VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 OPTION_NAME = Form(
     r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*", "an option's name as vLLM spells it, without the leading dashes"
@@ -86,6 +90,15 @@ PROXY = Table(
             "reach one, its folder decides.",
             (),
             shown="everybody who can connect",
+        ),
+        Key(
+            "api_keys",
+            Text(PRIVATE_FILE),
+            "The file of the keys of which clients must show one: `NAME:KEY` or `KEY` a line, as an absolute path that "
+            "only you can read, or `credential:NAME` (`LoadCredential=` of the unit). `/health` asks for none. Read "
+            "again with every reload. See security.md.",
+            "",
+            shown="no keys are asked for",
         ),
         Key("max_body", Size(minimum=1), "Largest request body that is accepted; 413 beyond it.", _PROXY.max_body),
         Key("keepalive", Duration(zero=True), "How long an idle client connection is kept.", _PROXY.keepalive),

@@ -92,6 +92,8 @@ class ProxySpec:
     listen: str = "127.0.0.1:8000"
     #: Networks whose clients may connect, ``ADDRESS`` or ``ADDRESS/PREFIX``; empty: not set, everybody.
     allow_clients: tuple[str, ...] = ()
+    #: The file of the keys that clients must show: an absolute path or ``credential:NAME``; empty: not set, none.
+    api_keys: str = ""
     #: Largest request body that is accepted, bytes (413 beyond).
     max_body: int = 256 * 1024 * 1024
     #: Seconds an idle client connection is kept.

@@ -13,8 +13,8 @@ import pytest
 
 from supervisord import __version__
 from supervisord.bus.snapshot import FleetStatus, ManagerStatus
+from supervisord.cli.doctor import exposure, login, service, software
 from supervisord.cli.doctor import fleet as fleet_checks
-from supervisord.cli.doctor import login, service, software
 from supervisord.cli.doctor.findings import Finding, Level
 from supervisord.cli.doctor.host import Ran
 from supervisord.cli.doctor.run import CHECKS, examine
@@ -43,10 +43,10 @@ def manager(**changes: object) -> FleetStatus:
     return FleetStatus(dataclasses.replace(status, **changes), (), ())
 
 
-def config(*, listen: str = ProxySpec().listen, **serve: object) -> Config:
+def config(*, listen: str = ProxySpec().listen, proxy: ProxySpec | None = None, **serve: object) -> Config:
     replica = ReplicaSpec("chat-a", "chat", "vllm@chat-a.service", "unix:/run/user/1000/vllm/chat-a/engine.sock", True)
     model = ModelSpec("chat", (replica,), serve=ServeSpec(**({"model": "m"} | serve)))
-    return Config(proxy=ProxySpec(listen=listen), models=(model,), files=("/home/ada/config.toml",))
+    return Config(proxy=proxy or ProxySpec(listen=listen), models=(model,), files=("/home/ada/config.toml",))
 
 
 class RecordedHost:
@@ -348,6 +348,27 @@ def test_the_socket_unit_must_hold_the_port_that_the_daemon_listens_on(host):
     expect(service.check_socket(host), Level.FAIL, "held by another program", "ss -ltnp")
     host.commands[socket] = Ran(0, "LoadState=not-found")
     expect(service.check_socket(host), Level.SKIP)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8000", "192.168.1.2:8000", ":::8000", "[::]:8000"])
+def test_a_port_for_other_machines_wants_a_guard(host, listen):
+    host.answers = manager(listen=("127.0.0.1:8000", listen))
+    expect(exposure.check_exposure(host), Level.WARN, f"reach {listen}, and everybody", "api_keys or allow_clients")
+    for spec, guard in (
+        (ProxySpec(api_keys="/keys"), "API keys"),
+        (ProxySpec(allow_clients=("10.0.0.0/8",)), "allow_clients"),
+    ):
+        host.configured = config(proxy=spec)
+        expect(exposure.check_exposure(host), Level.OK, f"guarded by {guard}")
+    host.answers = manager(listen=("127.0.0.1:8000", "::1:8000", "unix:/run/port"))
+    expect(exposure.check_exposure(host), Level.OK, "Only this machine")
+
+
+def test_without_a_daemon_the_configuration_tells_who_could_reach_the_port(host):
+    host.answers, host.configured = "not on the bus", config(listen="0.0.0.0:8000")
+    assert exposure.check_exposure(host).level is Level.WARN
+    host.configured = ["a mistake"]
+    assert exposure.check_exposure(host).level is Level.SKIP
 
 
 def test_configuration(host):

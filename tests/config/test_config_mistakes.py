@@ -52,6 +52,10 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             '[proxy]\nallow_clients = ["::1", "home.lan"]',
             "[proxy] allow_clients: item 2: 'home.lan' is not an IP address or a network: ADDRESS/PREFIX, e.g. 192.168.1.0/24 or fd00::/8",
         ),
+        (
+            '[proxy]\napi_keys = "keys.txt"',
+            "[proxy] api_keys: 'keys.txt' is not a file: an absolute path, or credential:NAME for a credential of the unit",
+        ),
         ("[proxy]\nconnect_timeout = 0", "[proxy] connect_timeout: must be longer than 0"),
         ('[proxy]\nconnect_timeout = "0min"', "[proxy] connect_timeout: must be longer than 0"),
         (

@@ -112,6 +112,7 @@ def configs(draw: st.DrawFn) -> Config:
         serve=serve,
     )
     proxy = ProxySpec(
+        api_keys=draw(st.sampled_from(["", "credential:keys", "/etc/my keys"])),
         allow_clients=draw(st.sampled_from([(), ("127.0.0.0/8", "::1")])),
         keepalive=draw(SECONDS),
         max_body=draw(st.integers(1, 2**45)),

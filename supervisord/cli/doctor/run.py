@@ -10,8 +10,8 @@ from supervisord.bus.errors import BusUnavailable, CallFailed
 from supervisord.bus.snapshot import FleetStatus
 from supervisord.cli.config import load_config
 from supervisord.cli.console import Console, printable
+from supervisord.cli.doctor import exposure, login, service, software
 from supervisord.cli.doctor import fleet as fleet_checks
-from supervisord.cli.doctor import login, service, software
 from supervisord.cli.doctor.findings import Finding, Level, fail
 from supervisord.cli.doctor.host import Host, RealHost
 from supervisord.cli.exits import Exit, Failure
@@ -37,6 +37,7 @@ CHECKS: Sequence[Check] = (
     service.check_daemon,
     software.check_versions_agree,
     service.check_socket,
+    exposure.check_exposure,
     fleet_checks.check_config,
     fleet_checks.check_replica_units,
     fleet_checks.check_state_directory,

@@ -1,0 +1,85 @@
+"""API keys as a credential of the real unit: systemd hands them over, the port asks for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from product import SERVICE, model, show, systemctl
+
+ADA, BOB = "ada-key-0123456789abcdef", "bob-key-0123456789abcdef"
+CONFIG = model("kept")
+
+
+@pytest.fixture
+def ask(product):
+    """The status that a request with this key gets."""
+
+    async def ask(key: str = "", name: str = "kept") -> int:
+        async with product.clients() as clients:
+            body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+            headers = {"x-api-key": key} if key else {}
+            url = f"{clients.url}/v1/chat/completions"
+            async with clients._session.post(url, json=body, headers=headers) as response:
+                return response.status
+
+    return ask
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys"
+    file.touch(0o600)
+    file.write_text(f"ada:{ADA}\n")
+    return file
+
+
+@pytest.fixture
+async def restored(product):
+    yield
+    product.configure(CONFIG)
+    await product.vllmctl("reload")
+
+
+async def test_a_credential_of_the_unit_guards_the_port(product, fleet, ask, keys, restored):
+    async with product.drop_in(SERVICE, f"[Service]\nLoadCredential=api_keys:{keys}\n"):
+        product.configure('[proxy]\napi_keys = "credential:api_keys"\n' + CONFIG)
+        systemctl("restart", SERVICE)
+        assert await ask() == 401
+        assert await ask("wrong-key-0123456789abc") == 401
+        states = json.loads(await product.vllmctl("status", "--json"))["replicas"]
+        assert [replica["state"] for replica in states] == ["stopped"]  # strangers wake nobody
+        assert await ask(ADA) == 200
+        assert "key=ada" in product.log()
+        # What systemd handed over is a copy of the unit's start: a reload reads that one again.
+        keys.write_text(f"bob:{BOB}\n")
+        await product.vllmctl("reload")
+        assert (await ask(ADA), await ask(BOB)) == (200, 401)
+        systemctl("restart", SERVICE)
+        assert (await ask(ADA), await ask(BOB)) == (401, 200)
+        product.configure(CONFIG)
+    systemctl("restart", SERVICE)
+    assert ADA not in product.log()
+
+
+async def test_keys_in_a_file_are_changed_without_a_restart(product, fleet, ask, keys, restored):
+    product.configure(f'[proxy]\napi_keys = "{keys}"\n' + CONFIG)
+    assert "api_keys changed" in await product.vllmctl("reload")
+    pid = product.main_pid()
+    assert (await ask(), await ask(ADA)) == (401, 200)
+    keys.write_text(f"bob:{BOB}\n")
+    assert "api_keys" in await product.vllmctl("reload")
+    assert (await ask(ADA), await ask(BOB)) == (401, 200)
+    keys.chmod(0o644)
+    assert "others can read" in await product.vllmctl("reload", code=6)
+    assert (await ask(ADA), await ask(BOB)) == (401, 200)
+    assert product.main_pid() == pid
+
+
+async def test_a_missing_credential_is_said_and_not_tried_again(product, restored):
+    product.configure('[proxy]\napi_keys = "credential:api_keys"\n' + CONFIG)
+    systemctl("restart", SERVICE, check=False)
+    assert show(SERVICE, "ActiveState", "ExecMainStatus") == {"ActiveState": "failed", "ExecMainStatus": "78"}
+    assert "give it LoadCredential=api_keys:/PATH" in product.log()
+    product.configure(CONFIG)
+    systemctl("reset-failed")
+    product.start()
