@@ -44,6 +44,7 @@ class Dispatcher:
         self._perform = perform
         self._on_note = on_note
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._waiting: dict[int, asyncio.Future[Lease | Refuse]] = {}
         self._commands: dict[int, asyncio.Future[Answer]] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -103,8 +104,17 @@ class Dispatcher:
         return wait
 
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
-        self._carry_out(core.finish(self._fleet, lease.id, ending, detail, self.now()))
-        self._changed()
+        actions = core.finish(self._fleet, lease.id, ending, detail, self.now())
+        if actions is not None:
+            self._carry_out(actions)
+            self._changed()
+            return
+        # Nearly every request ends so. The timer may be early for what is due, and then sets itself anew, never late.
+        replica = self._fleet.replicas.get(lease.replica)
+        due = core.idle_due(self._fleet, replica) if replica is not None else None
+        if due is not None and (self._timer is None or due < self._timer_due):
+            self._set_timer(due)
+        self._changed(timer=False)
 
     def abandon(self, wait: Wait) -> None:
         self._waiting.pop(wait.ticket, None)
@@ -164,11 +174,15 @@ class Dispatcher:
 
     def _rearm(self) -> None:
         due = core.next_due(self._fleet)
+        if due is None:
+            self.close()
+        elif self._timer is None or due != self._timer_due:
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(due - self._epoch, self._tick)
+        self._timer, self._timer_due = self._loop.call_at(due - self._epoch, self._tick), due
 
     def _tick(self) -> None:
         self._timer = None

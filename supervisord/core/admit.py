@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from supervisord.core.actions import Deny, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
@@ -42,72 +43,20 @@ class LeaseError(Exception):
     """A lease was returned twice, or never given: a defect of the caller."""
 
 
+#: What is excluded for nearly every request.
+NOBODY: Mapping[str, int] = MappingProxyType({})
+
 # --- one request ---------------------------------------------------------------------------------------------------
 
 
-def admit(turn: Turn, name: str, choose: Chooser, exclude: frozenset[str], ticket: int) -> Lease | Refuse | None:
-    """The answer for one request of ``name``; None means that it waits under ``ticket``."""
-    model = turn.fleet.names.get(name)
-    if model is None:
-        return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist.")
-    excluded = {r.name: r.generation for r in model.replicas if r.name in exclude}
-    # Those who came first go first: nobody overtakes a queue that could be served.
-    lease = _lease(turn, model, choose, excluded)
-    if lease is not None:
-        # Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
-        return lease
-    if turn.fleet.draining:
-        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
-    if len(model.waiting) >= model.spec.wake.max_waiting:
-        seconds = _until_ready(turn, model) + queue_drain(
-            len(model.waiting), model.service_seconds, len(model.replicas)
-        )
-        message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
-        return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
-    waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout)
-    model.waiting[ticket] = waiter
-    bring_back(turn, model)
-    if not _has_hope(turn, model, waiter):
-        del model.waiting[ticket]
-        return _hopeless(turn, model)
-    return None
+def lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]) -> Lease | None:
+    """A place at one of the model's replicas, if any may have the request now. ``excluded``: see ``Waiter``.
 
-
-def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
-    """Take a lease back; True when something may follow (the replica is empty, or failed, or answers again)."""
-    lease = turn.fleet.leases.pop(lease_id, None)
-    if lease is None:
-        raise LeaseError(f"lease {lease_id} is not in flight")
-    replica = lease.replica
-    replica.in_flight -= 1
-    replica.idle_since = turn.now
-    revived = ending is Ending.COMPLETED and replica.health is Health.TRIAL
-    if ending is Ending.COMPLETED:
-        replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
-        if revived:
-            replica.health = Health.OK  # and who waits for another replica need not any more
-            turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
-        model = turn.fleet.models.get(lease.model)
-        if model is not None:
-            model.service_seconds = blend(model.service_seconds, max(turn.now - lease.began, 1e-6))
-    elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and lease.generation == replica.generation:
-        if replica.life is Life.READY:
-            replica.strikes += 1
-            demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
-        return True
-    if replica.trial_lease == lease_id:
-        replica.trial_lease = 0  # where its client left before anything was known, the next one is the trial
-        return True
-    return replica.in_flight == 0 or revived
-
-
-def abandon(fleet: Fleet, ticket: int) -> bool:
-    """The waiting client left. True when it was still waiting. What was begun for it goes on."""
-    return any(model.waiting.pop(ticket, None) is not None for model in fleet.models.values())
-
-
-def _lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]) -> Lease | None:
-    open_to = [r for r in model.replicas if r.routable and excluded.get(r.name) != r.generation]
+    Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
+    """
+    open_to = [r for r in model.replicas if r.routable]
+    if excluded:
+        open_to = [r for r in open_to if excluded.get(r.name) != r.generation]
     candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
     if not candidates:
         # The last live replica is never ejected: better a try than a sure refusal.
@@ -130,6 +79,69 @@ def _lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int
         choice.reason,
         choice.placement,
     )
+
+
+def queue(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int], ticket: int) -> Refuse | None:
+    """For a request that nobody may have now: None means that it waits under ``ticket``."""
+    if turn.fleet.draining:
+        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
+    if len(model.waiting) >= model.spec.wake.max_waiting:
+        seconds = _until_ready(turn, model) + queue_drain(
+            len(model.waiting), model.service_seconds, len(model.replicas)
+        )
+        message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
+        return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
+    waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout)
+    model.waiting[ticket] = waiter
+    bring_back(turn, model)
+    if not _has_hope(turn, model, waiter):
+        del model.waiting[ticket]
+        return _hopeless(turn, model)
+    return None
+
+
+def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
+    """Take a lease back; True when something may follow (it failed, or answers again, or its being empty matters)."""
+    returned = turn.fleet.leases.pop(lease_id, None)
+    if returned is None:
+        raise LeaseError(f"lease {lease_id} is not in flight")
+    replica = returned.replica
+    replica.in_flight -= 1
+    replica.idle_since = turn.now
+    revived = ending is Ending.COMPLETED and replica.health is Health.TRIAL
+    if ending is Ending.COMPLETED:
+        replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
+        if revived:
+            replica.health = Health.OK  # and who waits for another replica need not any more
+            turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
+        model = turn.fleet.models.get(returned.model)
+        if model is not None:
+            model.service_seconds = blend(model.service_seconds, max(turn.now - returned.began, 1e-6))
+    elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and returned.generation == replica.generation:
+        if replica.life is Life.READY:
+            replica.strikes += 1
+            demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
+        return True
+    if replica.trial_lease == lease_id:
+        replica.trial_lease = 0  # where its client left before anything was known, the next one is the trial
+        return True
+    return revived or (replica.in_flight == 0 and not _is_at_rest(turn.fleet, replica))
+
+
+def _is_at_rest(fleet: Fleet, replica: Replica) -> bool:
+    """Nobody has been waiting for this replica to be empty; all that begins is its idle clock, for which a tick comes.
+
+    Most requests end so, and settling the whole fleet after each would cost more than anything else here.
+    """
+    plain = replica.life is Life.READY and replica.health is Health.OK and not (replica.leaving or replica.stale)
+    # Whoever is being brought somewhere may have to wait for room, or for its turn on the GPU.
+    still = all(other.goal is None for other in fleet.replicas.values())
+    return plain and still and not any(model.waiting for model in fleet.models.values())
+
+
+def abandon(fleet: Fleet, ticket: int) -> bool:
+    """The waiting client left. True when it was still waiting. What was begun for it goes on."""
+    return any(model.waiting.pop(ticket, None) is not None for model in fleet.models.values())
 
 
 def _on_trial(turn: Turn, replica: Replica) -> bool:
@@ -182,6 +194,8 @@ def wake_another_if_busy(turn: Turn, model: Model) -> bool:
     if len(model.replicas) == 1 or turn.fleet.draining:
         return False
     awake = [r for r in model.replicas if r.routable]
+    if len(awake) == len(model.replicas):
+        return False
     least = min((r.in_flight for r in awake), default=0)
     if least < BUSY_ENOUGH_TO_WAKE or any(r.coming for r in model.replicas):
         return False
@@ -210,7 +224,7 @@ def settle_waiting(turn: Turn, model: Model) -> None:
                 RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0)
             )
         else:
-            outcome = _lease(turn, model, waiter.choose, waiter.excluded)
+            outcome = lease(turn, model, waiter.choose, waiter.excluded)
         if outcome is None and turn.now >= waiter.deadline:
             outcome = _too_long(turn, model)
         if outcome is None and not _has_hope(turn, model, waiter):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from supervisord.core import admit as door
 from supervisord.core import arbitration, configure, lifecycle, observe
 from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
-from supervisord.core.admission import Chooser, Ending, Lease, Refuse
+from supervisord.core.admission import Chooser, Ending, Lease, RefusalCode, Refuse
 from supervisord.core.events import (
     Command,
     Configured,
@@ -51,25 +51,36 @@ def admit(
 ) -> tuple[Lease | Refuse | int, list[Action]]:
     """Decide for one request: a lease (counted), a refusal, or the ticket under which it waits."""
     turn = Turn(fleet, now)
-    ticket = fleet.next_id()
     model = fleet.names.get(name)
-    goals = [replica.goal for replica in model.replicas] if model is not None else []
-    answer = door.admit(turn, name, choose, exclude, ticket)
-    if answer is None:
-        # The thousandth that waits for one wake changes nothing for the others.
-        if model is None or goals != [replica.goal for replica in model.replicas]:
+    if model is None:
+        return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist."), turn.actions
+    excluded = {r.name: r.generation for r in model.replicas if r.name in exclude} if exclude else door.NOBODY
+    # Those who came first go first: nobody overtakes a queue that could be served.
+    lease = door.lease(turn, model, choose, excluded)
+    if lease is not None:
+        if door.wake_another_if_busy(turn, model):
             settle(turn)
-        return ticket, turn.actions
-    if isinstance(answer, Lease) and door.wake_another_if_busy(turn, fleet.models[answer.model]):
+        return lease, turn.actions
+    ticket = fleet.next_id()
+    goals = [replica.goal for replica in model.replicas]
+    refusal = door.queue(turn, model, choose, excluded, ticket)
+    if refusal is not None:
+        return refusal, turn.actions
+    # The thousandth that waits for one wake changes nothing for the others.
+    if goals != [replica.goal for replica in model.replicas]:
         settle(turn)
-    return answer, turn.actions
+    return ticket, turn.actions
 
 
-def finish(fleet: Fleet, lease_id: int, ending: Ending, detail: str, now: float) -> list[Action]:
-    """Take a lease back; raises ``LeaseError`` when it is not in flight."""
+def finish(fleet: Fleet, lease_id: int, ending: Ending, detail: str, now: float) -> list[Action] | None:
+    """Take a lease back; None: nothing follows, except that the replica's idle clock may begin (``idle_due``).
+
+    Raises ``LeaseError`` when it is not in flight.
+    """
     turn = Turn(fleet, now)
-    if door.finish(turn, lease_id, ending, detail):
-        settle(turn)
+    if not door.finish(turn, lease_id, ending, detail):
+        return None
+    settle(turn)
     return turn.actions
 
 
@@ -263,16 +274,21 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.sweep_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
-        ladder = ladder_of(fleet, replica)
-        if ladder is not None:
-            rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep)
-            if rung is not None:
-                due.append(max(replica.idle_since + rung, replica.rest_at))
+        idle = idle_due(fleet, replica)
+        if idle is not None:
+            due.append(idle)
     for model in fleet.models.values():
         first = next(iter(model.waiting.values()), None)
         if first is not None:
             due.append(first.deadline)
     return min(due, default=None)
+
+
+def idle_due(fleet: Fleet, replica: Replica) -> float | None:
+    """When its idleness leads to something; None: never, or not while it goes on as it does."""
+    ladder = ladder_of(fleet, replica)
+    rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep) if ladder is not None else None
+    return max(replica.idle_since + rung, replica.rest_at) if rung is not None else None
 
 
 def adopted(fleet: Fleet) -> bool:

@@ -194,7 +194,7 @@ class World:
 
     def finish(self, lease: Lease, ending=Ending.COMPLETED, detail="") -> None:
         del self.open[lease.id]
-        self.take(core.finish(self.fleet, lease.id, ending, detail, self.now))
+        self.take(core.finish(self.fleet, lease.id, ending, detail, self.now) or [])
 
     def command(self, replica: str, verb: Verb, level=0) -> int:
         ticket = self.fleet.next_id()
