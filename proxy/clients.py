@@ -11,6 +11,7 @@ from typing import Any
 
 from proxy.client import HttpClient
 from proxy.connection import ClientConnection
+from proxy.crowd import Crowd, client_of
 from proxy.errors import ProxyError
 from proxy.incoming import HttpRequest
 from proxy.networks import ClientNetworks
@@ -39,6 +40,7 @@ class ClientServer:
         #: Handlers under way, also those whose connection is lost.
         self.tasks: set[asyncio.Task[None]] = set()
         self._all_lost = asyncio.Event()
+        self._crowd = Crowd()
         self._silent: set[ClientConnection] = set()
         self._all_heard = asyncio.Event()
         self._date, self._date_of = b"", 0
@@ -59,6 +61,20 @@ class ClientServer:
         if peer and self.networks.has(peer[0]):
             return None
         return ProxyError(403, "client_not_allowed", f"clients at {peer[0] if peer else '-'} are not served here")
+
+    def one_too_many(self, connection: ClientConnection) -> ProxyError | None:
+        """Why a new connection is not served; where it is, it is counted as its client's until it is lost."""
+        spec = self.spec
+        if len(self.connections) >= spec.max_connections:
+            full = f"this port serves {spec.max_connections} connections at a time"
+            return ProxyError(503, "too_many_connections", full, retry_after=1.0)
+        if spec.max_connections_per_client and (client := client_of(connection.peer)):
+            if self._crowd.has(client) >= spec.max_connections_per_client:
+                full = f"this port serves {spec.max_connections_per_client} connections of one client at a time"
+                return ProxyError(429, "too_many_connections", full, retry_after=1.0)
+            self._crowd.add(client)
+            connection.counted_as = client
+        return None
 
     async def close(self, patience: float) -> None:
         """Close the connections; those that have not sent everything after ``patience`` seconds are cut."""
@@ -93,6 +109,8 @@ class ClientServer:
     def lost(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        if connection.counted_as:
+            self._crowd.remove(connection.counted_as)
         self.heard(connection)
         if not self.connections:
             self._all_lost.set()

@@ -53,6 +53,8 @@ class Server(Protocol):
         """A client was answered without having asked anything that could be understood."""
         ...
 
+    def one_too_many(self, connection: ClientConnection) -> ProxyError | None: ...
+
     def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None: ...
 
     def date(self) -> bytes: ...
@@ -67,6 +69,8 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         #: The client's address, for the log; ``unix`` where it has none.
         self.peer = ""
+        #: The client that it counts for, where there is a limit.
+        self.counted_as = b""
         #: Whether nobody is there to be answered.
         self.gone = False
         self._lost = False
@@ -98,14 +102,13 @@ class ClientConnection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         self.peer = address[0] if isinstance(address, tuple) else "unix"
         server = self._server
-        crowded = len(server.connections) >= server.spec.max_connections
+        one_too_many = server.one_too_many(self)
         server.connected(self)
         if (stranger := server.stranger(self.transport)) is not None:
             # Without lingering: strangers hold no connections, which others could want.
             self._refuse(stranger, linger=False)
-        elif crowded:
-            full = f"this port serves {server.spec.max_connections} connections at a time"
-            self._refuse(ProxyError(503, "too_many_connections", full, retry_after=1.0))
+        elif one_too_many is not None:
+            self._refuse(one_too_many)
         else:
             self._limit(server.spec.client_header_timeout)
 
@@ -316,6 +319,7 @@ _PHRASES = {
     400: "Bad Request",
     403: "Forbidden",
     414: "URI Too Long",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }

@@ -46,6 +46,16 @@ class Request(Protocol):
     head: RequestHead
 
     @property
+    def peer(self) -> str:
+        """The client's address, ``unix`` where it has none."""
+        ...
+
+    @property
+    def secure(self) -> bool:
+        """Whether it came by TLS."""
+        ...
+
+    @property
     def complete(self) -> bool:
         """Whether the whole body was received."""
         ...

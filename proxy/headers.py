@@ -28,16 +28,46 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+#: What a client says of those before it, which nobody can check. See ``proxy.forwarded``.
+_HEARSAY = frozenset(
+    {
+        b"forwarded",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-port",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+    }
+)
+#: An engine's opinion on who may use it from a browser. See ``proxy.cors``.
+_CORS = frozenset(
+    {
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-allow-origin",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
+    }
+)
+#: What only this port says. An engine may be another port like this one.
+_OURS = frozenset({b"x-vllmctl-replica", b"x-vllmctl-route"})
 #: Of a request: known to us, and dropped or written anew.
-_OF_REQUEST = _HOP_BY_HOP | {
-    b"host",
-    b"expect",
-    b"content-length",
-    b"content-encoding",
-    b"content-type",
-    b"x-request-id",
-}
-_OF_RESPONSE = _HOP_BY_HOP | {b"content-length", b"content-type", b"content-encoding", b"x-request-id", b"date"}
+_OF_REQUEST = (
+    _HOP_BY_HOP
+    | _HEARSAY
+    | {
+        b"host",
+        b"expect",
+        b"content-length",
+        b"content-encoding",
+        b"content-type",
+        b"x-request-id",
+    }
+)
+_OF_RESPONSE = (
+    _HOP_BY_HOP | _CORS | _OURS | {b"content-length", b"content-type", b"content-encoding", b"x-request-id", b"date"}
+)
 
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 # RFC 9110 4.2.1 by way of RFC 3986's reg-name, IP-literal and port; a userinfo is an attack.
@@ -74,6 +104,10 @@ class RequestHead:
     request_id: str = ""
     #: Fields for the engine, without those that are written anew.
     passing: Fields = field(default_factory=list)
+
+    def field(self, name: bytes) -> bytes:
+        """The value of the first field called ``name`` (lower case) of those that pass; empty where there is none."""
+        return next((value.strip(b" \t") for key, value in self.passing if key.lower() == name), b"")
 
     def for_engine(self, request_id: str, length: int, *, decoded: bool, key: str = "") -> bytes:
         """The head that the engine gets.

@@ -69,6 +69,11 @@ class HttpRequest:
         return self._connection.peer
 
     @property
+    def secure(self) -> bool:
+        """Whether it came by TLS."""
+        return self._connection.transport.get_extra_info("sslcontext") is not None
+
+    @property
     def gone(self) -> bool:
         """Whether the client has left."""
         return self._connection.gone

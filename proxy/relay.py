@@ -124,7 +124,8 @@ class Relay:
         head = answer.head
         if not reply.started:
             ours = f"x-vllmctl-replica: {lease.replica}\r\nx-vllmctl-route: {lease.reason}\r\n"
-            await reply.start(head, ours.encode("latin-1", "replace"), at_once=whole is None)
+            lines = ours.encode("latin-1", "replace") if reply.tells_route else b""
+            await reply.start(head, lines, at_once=whole is None)
         elif head.status != 200 or not head.is_event_stream:
             # The client was told 200 while it waited: all that is left to give it is an event.
             body = await answer.read(_MAX_ERROR_BODY) if whole is None else whole

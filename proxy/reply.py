@@ -23,6 +23,10 @@ class Reply:
         self._tail = b""
         #: The shape of errors; the route's, once it is known.
         self.dialect = Dialect.OPENAI
+        #: Lines that every head has.
+        self.lines = b""
+        #: Whether the client is told which replica answers, and why that one.
+        self.tells_route = True
 
     @property
     def started(self) -> bool:
@@ -37,7 +41,7 @@ class Reply:
         self._events = head.length is None and not head.encoded and head.is_event_stream
         if not head.has_request_id:
             extra += b"X-Request-Id: %b\r\n" % self._request_id.encode()
-        head.lines += extra
+        head.lines += extra + self.lines
         self._outcome.status = head.status
         await self._client.start(head, at_once=at_once)
 

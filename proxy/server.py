@@ -78,7 +78,8 @@ class PublicProxy:
 
     def reconfigure(self, spec: ProxySpec, models: Sequence[ModelSpec]) -> None:
         """Take a new configuration; requests in flight are not touched, and ``spec.listen`` is the caller's matter."""
-        self._spec = self._service.spec = spec
+        self._spec = spec
+        self._service.configure(spec)
         self._policies.replace(models)
         self._upstreams.configure(spec)
         if self._server is not None:
@@ -150,9 +151,12 @@ class PublicProxy:
             try:
                 if self._draining:
                     client.close_after()
+                self._service.prepare(request, reply)
                 match = routes.match(head.method, head.target)
                 route, reply.dialect = match.route.path, match.route.dialect
-                if (keys := self._credentials.keys) is not None and match.route.handler is not Handler.HEALTH:
+                # A browser asks what it may before it has a key to show; what a route allows is no secret.
+                asks_nothing = match.options or match.route.handler is Handler.HEALTH
+                if (keys := self._credentials.keys) is not None and not asks_nothing:
                     outcome.key = authenticate(keys, head)
                 await self._service.answer(request, match, reply, outcome, request_id)
             except asyncio.CancelledError:

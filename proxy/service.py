@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+from proxy.cors import Cors
 from proxy.errors import ProxyError, bad_request
 from proxy.exchange import Exchange, Outcome, Request
+from proxy.forwarded import Forwarded, forwarded_fields
 from proxy.intake import receive_body
 from proxy.models import model_entry, model_list, only_model
 from proxy.relay import Relay
@@ -25,18 +27,35 @@ _JSON = [("Content-Type", "application/json")]
 
 
 class Service:
-    """Answers matched requests. ``spec`` may be replaced between two of them."""
+    """Answers matched requests. ``spec`` is as it was configured last."""
 
     def __init__(self, admission: Admission, spec: ProxySpec, policies: PolicyBook, relay: Relay) -> None:
-        self.spec = spec
+        self.configure(spec)
         self._admission = admission
         self._policies = policies
         self._relay = relay
 
+    def configure(self, spec: ProxySpec) -> None:
+        """Take a new configuration."""
+        self.spec = spec
+        self._cors = Cors(spec.cors_origins) if spec.cors_origins else None
+
+    def prepare(self, request: Request, reply: Reply) -> None:
+        """What every answer has, an error too, and every request for an engine."""
+        head, told = request.head, self.spec.forwarded
+        reply.tells_route = self.spec.route_headers
+        if self._cors is not None:
+            reply.lines = self._cors.lines(head)
+        if told != Forwarded.OFF:
+            head.passing += forwarded_fields(told, request.peer, head.field(b"host"), secure=request.secure)
+
     async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
         if match.options:
-            await reply.answer(204, [("Allow", match.route.allow)], b"")
+            headers = [("Allow", match.route.allow)]
+            if self._cors is not None:
+                headers += self._cors.preflight(request.head, match.route.allow)
+            await reply.answer(204, headers, b"")
             return
         match match.route.handler:
             case Handler.HEALTH:

@@ -62,6 +62,8 @@ class Assembler:
             models=tuple(self._model(name, table) for name, table in models.items() if table is not BAD),
             files=tuple(self._merged.files),
         )
+        if "*" in proxy.cors_origins and len(proxy.cors_origins) > 1:
+            self._complain(("proxy", "cors_origins"), "'*' means every origin: list either it alone, or origins")
         if supervisor.backoff_min > supervisor.backoff_max:
             longest = spell_duration(supervisor.backoff_max)
             self._complain(("supervisor", "backoff_min"), f"must not be longer than backoff_max ({longest})")

@@ -65,6 +65,7 @@ _RULES = """\
 - `backoff_min` must not be longer than `backoff_max`, `listen` must not be the endpoint of a replica.
 - `allow_clients` must not be empty, and a network in it must have no address of its own (`192.168.1.0/24`, not
   `192.168.1.7/24`).
+- `cors_origins` is either `["*"]` or a list of origins.
 """
 
 _LAUNCH = """\

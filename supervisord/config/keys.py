@@ -49,12 +49,17 @@ PRIVATE_FILE = Form(
     r"(?:/[^\x00]+|credential:[A-Za-z0-9_-][A-Za-z0-9_.-]*)",
     "a file: an absolute path, or credential:NAME for a credential of the unit",
 )
+ORIGIN = Form(
+    r"\*|[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?",
+    "an origin in lower case and without a path, e.g. https://chat.example or http://localhost:3000, or *",
+)
 VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 OPTION_NAME = Form(
     r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*", "an option's name as vLLM spells it, without the leading dashes"
 )
 
 ENGINES = ("vllm", "simulator")
+FORWARDED = ("off", "x-forwarded", "forwarded", "both")
 ROUTINGS = ("prefill", "adaptive", "roundrobin", "affinity")
 
 _BY_ENDPOINT = "is set by the launcher from the replica's endpoint"
@@ -120,6 +125,39 @@ PROXY = Table(
             Whole(minimum=1),
             "How many clients may be connected at a time; one more is answered 503.",
             _PROXY.max_connections,
+        ),
+        Key(
+            "max_connections_per_client",
+            Whole(),
+            "How many connections one client may have at a time, by its IPv4 address or its IPv6 /64 network; one more "
+            "is answered 429. `0`: no limit. Loopback and Unix sockets are never limited: behind a reverse proxy on "
+            "this machine all clients are one address, and limiting them is for that proxy.",
+            _PROXY.max_connections_per_client,
+        ),
+        Key(
+            "cors_origins",
+            ListOf(Text(ORIGIN), unique=True),
+            "Web pages that may use the port from a browser, by their origin as the browser spells it, e.g. "
+            '`["https://chat.example", "http://localhost:3000"]`, or `["*"]` for every page that your browser opens. '
+            "Preflight requests are answered here, errors can be read too, and what an engine says on the subject is "
+            "dropped.",
+            (),
+            shown="none",
+        ),
+        Key(
+            "forwarded",
+            Text(PLAIN, FORWARDED),
+            "What engines are told of the client: nothing (`off`, since none needs it), `x-forwarded` "
+            "(X-Forwarded-For, -Proto and -Host), `forwarded` (RFC 7239), or `both`. It is the address that the "
+            "connection came from; what clients themselves send in these fields is always dropped, since vLLM would "
+            "believe it.",
+            _PROXY.forwarded,
+        ),
+        Key(
+            "route_headers",
+            Flag(),
+            "Tell clients which replica answered (`x-vllmctl-replica`) and why that one (`x-vllmctl-route`).",
+            _PROXY.route_headers,
         ),
         Key("connect_timeout", Duration(), "How long a connection to a replica may take.", _PROXY.connect_timeout),
         Key(

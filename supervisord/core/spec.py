@@ -104,6 +104,14 @@ class ProxySpec:
     client_body_timeout: float = 30.0
     #: Client connections at a time; one more is answered 503.
     max_connections: int = 8192
+    #: The same of one client address, loopback and Unix sockets excepted; it is answered 429. 0: no limit.
+    max_connections_per_client: int = 0
+    #: Origins of web pages that may use the port from a browser, or ``*``; empty: none.
+    cors_origins: tuple[str, ...] = ()
+    #: What engines are told of the client: ``off``, ``x-forwarded``, ``forwarded`` or ``both``.
+    forwarded: str = "off"
+    #: Whether answers tell the replica and why it was chosen.
+    route_headers: bool = True
     #: Seconds to connect to a replica.
     connect_timeout: float = 2.0
     #: Seconds until a replica's first byte (a long prefill is legitimate; there is no total timeout).

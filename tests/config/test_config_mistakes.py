@@ -56,6 +56,18 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             '[proxy]\napi_keys = "keys.txt"',
             "[proxy] api_keys: 'keys.txt' is not a file: an absolute path, or credential:NAME for a credential of the unit",
         ),
+        (
+            '[proxy]\ncors_origins = ["*", "https://a.example"]',
+            "[proxy] cors_origins: '*' means every origin: list either it alone, or origins",
+        ),
+        (
+            '[proxy]\ncors_origins = ["https://a.example/"]',
+            "[proxy] cors_origins: item 1: 'https://a.example/' is not an origin in lower case and without a path, e.g. https://chat.example or http://localhost:3000, or *",
+        ),
+        (
+            '[proxy]\nforwarded = "on"',
+            "[proxy] forwarded: 'on' is not one of off, x-forwarded, forwarded, both",
+        ),
         ("[proxy]\nconnect_timeout = 0", "[proxy] connect_timeout: must be longer than 0"),
         ('[proxy]\nconnect_timeout = "0min"', "[proxy] connect_timeout: must be longer than 0"),
         (

@@ -114,6 +114,9 @@ def configs(draw: st.DrawFn) -> Config:
     proxy = ProxySpec(
         api_keys=draw(st.sampled_from(["", "credential:keys", "/etc/my keys"])),
         allow_clients=draw(st.sampled_from([(), ("127.0.0.0/8", "::1")])),
+        cors_origins=draw(st.sampled_from([(), ("*",), ("http://localhost:3000", "https://a.example")])),
+        forwarded=draw(st.sampled_from(["off", "both"])),
+        route_headers=draw(st.booleans()),
         keepalive=draw(SECONDS),
         max_body=draw(st.integers(1, 2**45)),
         wait_comment_after=draw(st.none() | SECONDS),
