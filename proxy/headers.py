@@ -63,6 +63,7 @@ _OF_REQUEST = (
         b"content-encoding",
         b"content-type",
         b"x-request-id",
+        b"x-vllmctl-routing",
     }
 )
 _OF_RESPONSE = (
@@ -102,6 +103,8 @@ class RequestHead:
     content_encoding: str = ""
     #: The client's X-Request-Id.
     request_id: str = ""
+    #: X-Vllmctl-Routing: the policy that the client asks for, for this request alone.
+    routing: str = ""
     #: Fields for the engine, without those that are written anew.
     passing: Fields = field(default_factory=list)
 
@@ -185,6 +188,8 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
                 head.expect = value.decode("latin-1").lower()
             case b"x-request-id":
                 head.request_id = value.decode("latin-1")
+            case b"x-vllmctl-routing":
+                head.routing = value.decode("latin-1")
     if host is None:
         if http11:
             raise HeadError("no Host")

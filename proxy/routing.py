@@ -22,12 +22,18 @@ POLICIES: dict[str, Callable[[Clock], Policy]] = {
 }
 
 
+class UnknownPolicy(Exception):
+    """A request asks for a policy that is none."""
+
+
 class PolicyBook:
     """The policy of every model, found by its name or an alias."""
 
     def __init__(self, models: Sequence[ModelSpec], clock: Clock) -> None:
         self._clock = clock
         self._policies: dict[str, tuple[str, Policy]] = {}
+        #: Those that single requests ask for, besides the model's own.
+        self._others: dict[tuple[str, str], Policy] = {}
         self._names: dict[str, str] = {}
         self.replace(models)
 
@@ -41,8 +47,22 @@ class PolicyBook:
             self._policies[model.name] = (model.routing, policy)
             self._names.update(dict.fromkeys(model.aliases, model.name))
         self._names.update({model.name: model.name for model in models})
+        self._others = {key: policy for key, policy in self._others.items() if key[0] in self._policies}
 
-    def policy(self, model: str) -> Policy:
-        """The policy of a model's name or alias; an unknown model has no replicas, so any does."""
-        entry = self._policies.get(self._names.get(model, ""))
-        return entry[1] if entry else RoundRobin()
+    def policy(self, model: str, asked: str = "") -> Policy:
+        """The policy of a model's name or alias; an unknown model has no replicas, so any does.
+
+        ``asked``: another one, which remembers apart; raises ``UnknownPolicy``.
+        """
+        name = self._names.get(model, "")
+        entry = self._policies.get(name)
+        if asked and asked not in POLICIES:
+            raise UnknownPolicy(f"there is no routing policy {asked[:60]!r}, only {', '.join(POLICIES)}")
+        if entry is None:
+            return RoundRobin()
+        if not asked or asked == entry[0]:
+            return entry[1]
+        other = self._others.get((name, asked))
+        if other is None:
+            other = self._others[name, asked] = POLICIES[asked](self._clock)
+        return other

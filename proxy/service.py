@@ -11,16 +11,20 @@ from proxy.exchange import Exchange, Outcome, Request
 from proxy.forwarded import Forwarded, forwarded_fields
 from proxy.intake import receive_body
 from proxy.models import model_entry, model_list, only_model
+from proxy.policies.policy import Policy
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.request import read_body
 from proxy.routes import Handler, Match, Route
-from proxy.routing import PolicyBook
+from proxy.routing import PolicyBook, UnknownPolicy
 from supervisord.core.admission import Admission
 from supervisord.core.spec import ProxySpec
 
 #: Bytes of an upload that stay in memory; a larger one goes to a temporary file.
 SPOOL_AFTER = 1024 * 1024
+
+#: With it a client has one request routed by another policy than the model's own: vllmctl bench routing measures so.
+ROUTING_HEADER = "x-vllmctl-routing"
 
 _NO_CONTENT = [("Content-Type", "text/plain")]
 _JSON = [("Content-Type", "application/json")]
@@ -94,6 +98,12 @@ class Service:
                 model_name=read.model_name,
                 outcome=outcome,
             )
-            await self._relay.run(exchange, reply, self._policies.policy(model), self.spec.wait_comment_after)
+            await self._relay.run(exchange, reply, self._policy(request, model), self.spec.wait_comment_after)
         finally:
             body.close()
+
+    def _policy(self, request: Request, model: str) -> Policy:
+        try:
+            return self._policies.policy(model, request.head.routing)
+        except UnknownPolicy as error:
+            raise bad_request(str(error), param=ROUTING_HEADER) from None

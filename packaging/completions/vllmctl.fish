@@ -4,7 +4,7 @@ function __vllmctl_names
     vllmctl list --names --timeout 2 2>/dev/null
 end
 
-set -l commands status list watch logs doctor up down sleep wake restart drain reload config
+set -l commands status list watch logs doctor up down sleep wake restart drain reload config bench
 set -l operations up down sleep wake restart drain
 
 complete -c vllmctl -f
@@ -29,6 +29,7 @@ complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a restart -d
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a drain -d 'Give replicas no new requests'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a reload -d 'Have the daemon read its configuration again'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a config -d 'Look at the configuration on disk'
+complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a bench -d "Measure this machine's own replicas"
 
 complete -c vllmctl -n "__fish_seen_subcommand_from status logs $operations" -a '(__vllmctl_names)'
 complete -c vllmctl -n "__fish_seen_subcommand_from $operations" -l all -d 'Every model'
@@ -38,3 +39,13 @@ complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s f -l follow -d 'Go 
 complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s n -l lines -x -a 'all 20 100 1000' -d 'How many lines'
 complete -c vllmctl -n '__fish_seen_subcommand_from logs doctor config' -l config -r -d 'Main configuration file'
 complete -c vllmctl -n '__fish_seen_subcommand_from config; and not __fish_seen_subcommand_from check show schema path' -a 'check show schema path'
+complete -c vllmctl -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from routing' -a routing
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -a '(__vllmctl_names)'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l policies -x -a 'prefill adaptive roundrobin affinity' -d 'Which policies'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l tokens -x -d 'Tokens of a text'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l burst -x -d 'Requests of the burst'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l conversations -x -d 'Conversations at a time'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l turns -x -d 'Turns of each'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l output -x -d 'Tokens of each answer'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l rounds -x -d 'How often everything is done'
+complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l url -x -d 'The public port'

@@ -25,6 +25,8 @@ or replica, 5 superseded or held, 6 configuration invalid, 7 doctor found a prob
 130 interrupted. See vllmctl(1).
 """
 
+_BENCH_KEY = "Where the port asks for a key, it is taken from OPENAI_API_KEY."
+
 Add = Callable[..., argparse.ArgumentParser]
 
 
@@ -57,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     _look(add)
     _operate(add)
     _configure(add)
+    _measure(add)
     return parser
 
 
@@ -181,6 +184,34 @@ def _configure(add: Add) -> None:
         sub.set_defaults(action=f"supervisord.cli.config:run_{name}")
 
 
+def _measure(add: Add) -> None:
+    bench = add(
+        "bench",
+        "",
+        "measure this machine's own replicas; it puts a real load on them",
+        "  vllmctl bench routing chat\n  vllmctl bench routing chat --tokens 8000 --rounds 3 --json",
+    )
+    steps = bench.add_subparsers(dest="bench_command", metavar="routing", required=True)
+    help = "compare the routing policies: a cold burst of one text, and conversations that go on"
+    routing = steps.add_parser(
+        "routing", help=help, description=f"{help[0].upper()}{help[1:]}.", epilog=_BENCH_KEY, allow_abbrev=False
+    )
+    _common(routing)
+    routing.set_defaults(action="supervisord.cli.bench.routing:run_routing")
+    routing.add_argument("model", nargs="?", metavar="MODEL", help="whose replicas; without: the only model's")
+    routing.add_argument("--policies", metavar="LIST", default="", help="which, with commas between (all)")
+    for option, default, help in (
+        ("--tokens", None, "of the burst's text and of a conversation's first turn (half the context, at most 32768)"),
+        ("--burst", 16, "requests of the burst (16)"),
+        ("--conversations", None, "at a time (one more than replicas)"),
+        ("--turns", 4, "of each conversation (4)"),
+        ("--output", 32, "tokens of each answer (32)"),
+        ("--rounds", 1, "how often everything is done (1)"),
+    ):
+        routing.add_argument(option, type=_count, metavar="N", default=default, help=help)
+    routing.add_argument("--url", metavar="URL", default=None, help="the public port (default: where the daemon says)")
+
+
 def _targets(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=help)
 
@@ -199,6 +230,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return int(text)
 
 
 def _lines(text: str) -> str:

@@ -36,6 +36,7 @@ RULES = {
         ("dbus_next", "pystemd", "sdnotify"),
     ),
     "supervisord/bus": (("supervisord.bus", "supervisord.core", "supervisord.control"), ("dbus_next",)),
+    "supervisord/cli/bench": (("supervisord",), ("aiohttp", "dbus_next")),
     "supervisord/cli": (("supervisord",), ("dbus_next",)),
     "supervisord/statedir.py": (("supervisord.core",), ()),
     "supervisord/app.py": (("supervisord", "proxy"), ("uvloop",)),
