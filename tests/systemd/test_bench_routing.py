@@ -13,7 +13,6 @@ SMALL = ("--tokens", "600", "--burst", "6", "--turns", "3", "--output", "2")
 
 
 async def test_every_policy_is_measured_as_itself_and_one_is_named(product, fleet):
-    await fleet.becomes("chat-a", "ready")
     said = json.loads(await product.vllmctl("bench", "routing", "chat", *SMALL, "--rounds", "2", "--json"))
     assert said["simulated"] is True
     assert said["replicas"] == ["chat-a", "chat-b"]
@@ -26,7 +25,7 @@ async def test_every_policy_is_measured_as_itself_and_one_is_named(product, flee
 
     # What the port itself says of these requests: each policy gave its own reasons, and spread as it does.
     lines = [line for line in product.log().splitlines() if "route=/v1/chat/completions" in line]
-    assert sum('reason="affinity' in line or "reason=affinity" in line for line in lines) >= 2 * (6 + 9)
+    assert {"roundrobin", "pinned", "spread"} <= {found for line in lines for found in re.findall(r"reason=(\w+)", line)}
     roundrobin = Tally(re.findall(r"replica=(\S+) reason=\"?roundrobin", "\n".join(lines)))
     assert set(roundrobin) == {"chat-a", "chat-b"}
     assert abs(roundrobin["chat-a"] - roundrobin["chat-b"]) <= 1
