@@ -265,6 +265,10 @@ def _look_at_ready(turn: Turn, replica: Replica, probe: Probe) -> None:
 def _look_at_sleeper(turn: Turn, replica: Replica, probe: Probe) -> None:
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     if probe.state is EngineState.AWAKE:
+        if replica.level != 1 and replica.shares_gpu_with(turn.fleet.replicas.values()) is not None:
+            # Its weights are loaded again as soon as nobody else is at work on the GPU; it gets no request until then.
+            replica.probe_at = turn.now + turn.fleet.supervisor.suspect_interval
+            return
         turn.note(NoteKind.DRIFT, replica, f"was woken from level {replica.level} by somebody", warning=True)
         if replica.level == 1:
             turn.advance(replica, Cause.ENGINE_AWAKE)

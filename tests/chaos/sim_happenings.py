@@ -181,6 +181,12 @@ class Happenings:
             memories.append(fleet.replicas[unit.replica].record)
         return memories
 
+    def _empty(self, unit: Unit) -> bool:
+        """The supervisor has sent no request into the engine that is not over."""
+        supervisor = self._world.supervisor
+        fleet = supervisor.checks.fleet if supervisor is not None else None
+        return fleet is None or unit.replica not in fleet.replicas or not fleet.replicas[unit.replica].in_flight
+
     def _records(self, unit: Unit, engine: EngineProcess) -> list[Record]:
         """Those that are about this run."""
         return [r for r in self._memories(unit) if r is not None and r.invocation == engine.invocation]
@@ -195,12 +201,14 @@ class Happenings:
         """Left out: where the weights are gone and the disk does not say so.
 
         That is where somebody's own sleep was not seen yet, or is not written down: between two looks nobody can know
-        of both, and a request may be on its way. (So it is where the replica is believed to be awake.)
+        of both, and a request may be on its way. (So it is where the replica is believed to be awake, and where
+        requests went in while it was: they wait inside, and it is this wake that would answer them.)
         """
 
         def may() -> bool:
             says_2 = [record.level == 2 for record in self._records(unit, engine)]
-            if not engine.whole and not (all(says_2) and len(says_2) == len(self._memories(unit))):
+            known = all(says_2) and len(says_2) == len(self._memories(unit))
+            if not engine.whole and not (known and self._empty(unit)):
                 return False
             self._note(item, unit.name, "woken by hand")
             return True

@@ -78,7 +78,11 @@ async def test_a_failed_request_is_an_error_and_no_figure():
 
 def test_the_policy_that_is_best_over_both_loads_is_chosen():
     verdict = judge(
-        [measured("affinity", [30.1], [1.1]), measured("roundrobin", [18.6], [2.7]), measured("prefill", [19.0], [1.1])],
+        [
+            measured("affinity", [30.1], [1.1]),
+            measured("roundrobin", [18.6], [2.7]),
+            measured("prefill", [19.0], [1.1]),
+        ],
         "affinity",
     )
     assert verdict.policy == "prefill"

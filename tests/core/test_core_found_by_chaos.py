@@ -208,3 +208,23 @@ def test_a_unit_that_tells_no_run_while_it_is_masked_is_believed_again_later():
     failed = UnitStatus("vllm@a.service", "loaded", "failed", "failed", run_before, "timeout")
     world.do(UnitChanged("a", failed))
     assert world.replica().unit == failed
+
+
+def test_a_sleeper_that_somebody_woke_gets_its_weights_only_when_nobody_else_is_at_work_on_its_gpu():
+    world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}), running=("a", "b"))
+    world.run()
+    world.command("a", Verb.SLEEP, 2)
+    world.run()
+    world.command("b", Verb.SLEEP, 1)
+    world.engines["a"].level = 0  # POST /wake_up, by somebody: awake, and without its weights
+    world.later(10)
+    for look in world.pending_of(ProbeEngine):
+        if look.replica == "a":
+            world.complete(look)
+    assert (world.life("a"), world.life("b")) == (Life.ASLEEP, Life.FALLING_ASLEEP)
+    world.run()
+    world.later(10)
+    world.run()
+    assert world.life("b") is Life.ASLEEP
+    assert world.life("a") is Life.READY
+    assert world.engines["a"].whole

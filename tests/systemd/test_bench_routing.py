@@ -25,7 +25,9 @@ async def test_every_policy_is_measured_as_itself_and_one_is_named(product, flee
 
     # What the port itself says of these requests: each policy gave its own reasons, and spread as it does.
     lines = [line for line in product.log().splitlines() if "route=/v1/chat/completions" in line]
-    assert {"roundrobin", "pinned", "spread"} <= {found for line in lines for found in re.findall(r"reason=(\w+)", line)}
+    assert {"roundrobin", "pinned", "spread"} <= {
+        found for line in lines for found in re.findall(r"reason=(\w+)", line)
+    }
     roundrobin = Tally(re.findall(r"replica=(\S+) reason=\"?roundrobin", "\n".join(lines)))
     assert set(roundrobin) == {"chat-a", "chat-b"}
     assert abs(roundrobin["chat-a"] - roundrobin["chat-b"]) <= 1
