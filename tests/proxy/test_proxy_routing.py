@@ -1,5 +1,6 @@
 """The policies, without HTTP: MISSION's shapes, the two old bugs, and replicas that come and go."""
 
+import json
 from collections import Counter as Tally
 
 import pytest
@@ -265,3 +266,33 @@ def test_a_choice_tells_whether_the_prefix_was_known_somewhere(name, first, agai
     policy.first_byte(opening)
     policy.finished(opening, None)
     assert policy.choose(continuation, AB).placement is again
+
+
+# a policy for one request (x-vllmctl-routing)
+
+
+async def test_a_request_may_ask_for_another_policy_and_the_engine_does_not_hear_of_it(rig):
+    engine = await rig.engine("a")
+    usual, asked = await rig.post(), await rig.post(headers="x-vllmctl-routing: roundrobin\r\n")
+    assert (usual.header("x-vllmctl-route"), asked.header("x-vllmctl-route")) == ("spread", "roundrobin")
+    assert [request.header("x-vllmctl-routing") for request in engine.requests] == [None, None]
+
+
+async def test_a_policy_that_is_none_is_refused_with_the_names_of_those_there_are(rig):
+    engine = await rig.engine("a")
+    answer = await rig.post(headers="x-vllmctl-routing: best\r\n")
+    assert answer.status == 400
+    error = json.loads(answer.body)["error"]
+    assert error["param"] == "x-vllmctl-routing"
+    assert all(name in error["message"] for name in POLICIES)
+    assert engine.requests == []
+
+
+def test_what_one_request_asks_for_remembers_apart_from_the_models_own():
+    book = PolicyBook([ModelSpec("m", (), ("alias",), "adaptive")], no_clock)
+    own, other = book.policy("m"), book.policy("m", "prefill")
+    assert other is not own
+    assert book.policy("alias", "prefill") is other
+    assert book.policy("m", "adaptive") is own
+    book.replace([ModelSpec("m", (), (), "adaptive")])
+    assert book.policy("m", "prefill") is other
