@@ -57,6 +57,8 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
         fields["prompt_tokens"] = outcome.usage.prompt
         fields["completion_tokens"] = outcome.usage.completion
         fields["cached_tokens"] = outcome.usage.cached
+    if outcome.close is not None:
+        fields["close"] = outcome.close
     if outcome.status == CLIENT_GONE:
         fields["gone_in"] = str(outcome.stage)
     return fields

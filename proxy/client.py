@@ -92,6 +92,14 @@ class HttpClient:
             if self._connection.write_paused:
                 await self._drained()
 
+    def switch(self, lines: bytes) -> None:
+        """Answer 101: what is sent from now on is another protocol, and its end that of the connection."""
+        if self._connection.gone:
+            raise ClientGone
+        self.started = self.closes = self.over = True
+        head = b"HTTP/1.1 101 Switching Protocols\r\n%b%b\r\n" % (lines, self._connection.date())
+        self._connection.transport.write(head)
+
     def send(self, data: bytes) -> None:
         """Send bytes of the body without waiting."""
         if self._bodiless or not data:

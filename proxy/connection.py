@@ -169,6 +169,18 @@ class ClientConnection(asyncio.Protocol):
         """See ``ClientServer.date``."""
         return self._server.date()
 
+    def hold(self) -> None:
+        """Stop reading."""
+        if self._reading and not self.gone:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on."""
+        if not self._reading and not self.gone:
+            self._reading = True
+            self.transport.resume_reading()
+
     @property
     def buffered(self) -> bool:
         """Whether anything came after the head of the request in hand."""

@@ -33,6 +33,7 @@ _OPENAI_TYPES = {
     414: "URITooLongError",
     415: "UnsupportedMediaTypeError",
     417: "ExpectationFailedError",
+    426: "UpgradeRequiredError",
     429: "RateLimitError",
     431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",

@@ -68,6 +68,18 @@ class Request(Protocol):
         """Give the body to ``consume`` as it comes, whose ``ProxyError`` is passed on; 400 and 408 are raised here."""
         ...
 
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left."""
+        ...
+
+    def take_over(self, consume: Callable[[bytes], None]) -> Source:
+        """The connection speaks another protocol from now on: what comes is given to ``consume``, without an end.
+
+        Returns what stops and resumes the reading.
+        """
+        ...
+
 
 class Answer(Protocol):
     """An engine's response whose head has come."""
@@ -150,6 +162,10 @@ class Client(Protocol):
     #: Sends bytes without waiting, as they are: chunks, where ``chunked``.
     send_framed: Callable[[bytes], None]
 
+    def switch(self, lines: bytes) -> None:
+        """Answer 101, after which ``send_framed`` is the way to the client."""
+        ...
+
     def send(self, data: bytes) -> None:
         """Send bytes of the body without waiting."""
         ...
@@ -221,6 +237,8 @@ class Outcome:
     computed: float | None = None
     #: The tokens that the engine counted, where it told.
     usage: Usage | None = None
+    #: The code that a WebSocket was closed with.
+    close: int | None = None
     #: What went wrong, for the log.
     details: list[str] = field(default_factory=list)
 

@@ -105,6 +105,8 @@ class RequestHead:
     request_id: str = ""
     #: X-Vllmctl-Routing: the policy that the client asks for, for this request alone.
     routing: str = ""
+    #: The protocols that the client would change to; empty where its Connection does not name Upgrade.
+    upgrade: str = ""
     #: Fields for the engine, without those that are written anew.
     passing: Fields = field(default_factory=list)
 
@@ -160,7 +162,7 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
     if authority and not _HOST.fullmatch(authority):
         raise HeadError("the request target names no host")
     head = RequestHead(method, target, http11, keep_alive=http11)
-    passing, host, length, coding, options = head.passing, None, None, None, b""
+    passing, host, length, coding, options, upgrade = head.passing, None, None, None, b"", b""
     for pair in fields:
         name = pair[0].lower()
         if name not in _OF_REQUEST:
@@ -184,6 +186,8 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
                 passing.append(pair)
             case b"content-encoding":
                 head.content_encoding += ("," if head.content_encoding else "") + value.decode("latin-1")
+            case b"upgrade":
+                upgrade += (b"," if upgrade else b"") + value
             case b"expect":
                 head.expect = value.decode("latin-1").lower()
             case b"x-request-id":
@@ -202,6 +206,8 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
         head.length = None
     else:
         head.length = length or 0
+    if upgrade and b"upgrade" in _named(options):
+        head.upgrade = upgrade.decode("latin-1")
     if options:
         head.passing = _connection(head, options, passing)
     return head
@@ -273,9 +279,13 @@ def _length(before: int | None, value: bytes) -> int:
     return int(value)
 
 
+def _named(options: bytes) -> set[bytes]:
+    return {option.strip(b" \t").lower() for option in options.split(b",")}
+
+
 def _connection(head: RequestHead | ResponseHead, options: bytes, passing: Fields) -> Fields:
     """Obey the Connection field: returns the fields that it does not name."""
-    named = {option.strip(b" \t").lower() for option in options.split(b",")}
+    named = _named(options)
     if b"close" in named:
         head.keep_alive = False
     elif b"keep-alive" in named and (not isinstance(head, ResponseHead) or head.chunked or head.length is not None):

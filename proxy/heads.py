@@ -92,14 +92,15 @@ def _absolute(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     return path if path.startswith(b"/") else b"/" + path, authority
 
 
-def parse_response(head: bytes) -> ResponseHead:
-    """A complete head with its empty line; raises ``HeadError``."""
+def parse_response(head: bytes, *, upgrades: bool = False) -> ResponseHead:
+    """A complete head with its empty line; raises ``HeadError``. ``upgrades``: it may be a 101."""
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     try:
         parser.feed_data(head)
     except httptools.HttpParserUpgrade as error:
-        raise HeadError("the engine switches protocols") from error
+        if not upgrades:
+            raise HeadError("the engine switches protocols") from error
     except httptools.HttpParserError as error:
         raise HeadError(str(error)) from None
     version = parser.get_http_version()

@@ -9,6 +9,7 @@ from typing import Protocol
 from proxy.chunks import ChunkError, Chunks
 from proxy.client import HttpClient, Transport
 from proxy.errors import ProxyError, bad_request
+from proxy.exchange import Source
 from proxy.headers import RequestHead
 
 
@@ -26,6 +27,8 @@ class Connection(Protocol):
     @property
     def buffered(self) -> bool: ...
 
+    def hold(self) -> None: ...
+    def release(self) -> None: ...
     def take_buffer(self) -> bytes: ...
     def put_back(self, data: bytes) -> None: ...
     def discard(self) -> None: ...
@@ -45,6 +48,7 @@ class HttpRequest:
         "_error",
         "_left",
         "_size",
+        "_tunnel",
         "_waiter",
         "complete",
         "head",
@@ -59,6 +63,7 @@ class HttpRequest:
         self._left = head.length or 0
         self._chunks = Chunks() if head.length is None else None
         self._consume: Callable[[bytes], None] = _ignore
+        self._tunnel: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: ProxyError | None = None
         self._began, self._size = 0.0, 0
@@ -110,8 +115,17 @@ class HttpRequest:
                 self.receiving = False
                 self._connection.discard()
 
+    def take_over(self, consume: Callable[[bytes], None]) -> Source:
+        """See ``proxy.exchange.Request``."""
+        self._tunnel, self.receiving, self.complete = consume, True, False
+        self.feed(self._connection.take_buffer())
+        return self._connection
+
     def feed(self, data: bytes) -> None:
         """Bytes from the connection, while ``receiving``."""
+        if self._tunnel is not None:
+            self._tunnel(data)
+            return
         try:
             if self._chunks is not None:
                 for piece in self._chunks.take_out(data):
@@ -146,7 +160,7 @@ class HttpRequest:
 
     def skip(self) -> bool:
         """Drop the body if all of it is here already; returns whether it was."""
-        if self._error is None and not self._connection.discarding:
+        if self._error is None and self._tunnel is None and not self._connection.discarding:
             self._consume, self._waiter = _ignore, None
             self.receiving = True
             self.feed(self._connection.take_buffer())

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from proxy.errors import ProxyError
-from proxy.headers import RequestHead
+from proxy.headers import Fields, RequestHead
 
 #: A shorter one can be guessed.
 SHORTEST = 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _KEY = re.compile(r"[!-~]*")
+#: How OpenAI's clients show their key from a browser, which lets a page set no other field of a WebSocket's handshake.
+_OFFER = b"openai-insecure-api-key."
 _HINT = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
@@ -88,6 +90,7 @@ def authenticate(keys: ApiKeys, head: RequestHead) -> str:
             shown = True
             if (name := keys.owner(key)) is not None:
                 owner = name
+                others += _without_key(field)
                 continue
         others.append(field)
     if owner is None:
@@ -105,4 +108,17 @@ def _shown(field: tuple[bytes, bytes]) -> bytes | None:
     if name == b"authorization":
         scheme, _, token = field[1].strip(b" \t").partition(b" ")
         return token.strip(b" \t") if scheme.lower() == b"bearer" else b""
+    if name == b"sec-websocket-protocol":
+        return next((token[len(_OFFER) :] for token in _tokens(field[1]) if token.startswith(_OFFER)), None)
     return None
+
+
+def _without_key(field: tuple[bytes, bytes]) -> Fields:
+    """What is left of a field whose key was ours."""
+    if field[0].lower() != b"sec-websocket-protocol":
+        return []
+    return [(field[0], b", ".join(token for token in _tokens(field[1]) if not token.startswith(_OFFER)))]
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip(b" \t") for token in value.split(b",")]

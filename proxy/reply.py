@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Protocol
 
 from proxy.errors import Dialect, ProxyError, error_body, error_event, error_headers
 from proxy.exchange import Answer, Client, Outcome
 from proxy.headers import Headers, ResponseHead, own_head
+
+
+class Session(Protocol):
+    """What an answer has become once the protocol has changed."""
+
+    def fail(self, error: ProxyError) -> None:
+        """Tell the client, and end."""
+        ...
+
 
 _EVENTS = [("Content-Type", "text/event-stream"), ("Cache-Control", "no-cache")]
 _COMMENT = b": waiting for the model\n\n"
@@ -21,6 +31,7 @@ class Reply:
         self._request_id = request_id
         self._events = False
         self._tail = b""
+        self._session: Session | None = None
         #: The shape of errors; the route's, once it is known.
         self.dialect = Dialect.OPENAI
         #: Lines that every head has.
@@ -44,6 +55,12 @@ class Reply:
         head.lines += extra + self.lines
         self._outcome.status = head.status
         await self._client.start(head, at_once=at_once)
+
+    def switch(self, lines: bytes, session: Session) -> Client:
+        """Answer 101 with ``lines``: from now on it is ``session`` that speaks to the client, failures included."""
+        self._client.switch(b"%bX-Request-Id: %b\r\n%b" % (lines, self._request_id.encode(), self.lines))
+        self._outcome.status, self._session = 101, session
+        return self._client
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body as they are."""
@@ -79,6 +96,9 @@ class Reply:
         """Answer with an error; if an answer has begun, end it as ``break_off`` does. ``close``: the connection too."""
         self._outcome.code = str(error.code)
         self._outcome.details.append(error.message)
+        if self._session is not None:
+            self._session.fail(error)
+            return
         if self.started:
             await self.break_off(error_event(error, self.dialect))
             return

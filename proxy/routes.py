@@ -20,6 +20,7 @@ class Handler(StrEnum):
 
     ENGINE_JSON = "engine_json"  # forwarded; the model is in a JSON body
     ENGINE_FORM = "engine_form"  # forwarded; the model is a field of a multipart form
+    REALTIME = "realtime"  # forwarded; a WebSocket, the model is in its first event or the query
     HEALTH = "health"
     MODELS = "models"
     MODEL = "model"
@@ -95,7 +96,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/health", ("GET", "HEAD"), Handler.HEALTH),
     Route("/v1/models", ("GET", "HEAD"), Handler.MODELS),
     _MODEL,
-    Route("/v1/realtime", ("GET",), Handler.NOT_RELAYED),
+    Route("/v1/realtime", ("GET",), Handler.REALTIME),
     _RESPONSE,
 )
 

@@ -20,6 +20,7 @@ from proxy.exchange import ClientGone, Finished, Observer, Outcome
 from proxy.headers import is_request_id
 from proxy.incoming import HttpRequest
 from proxy.keys import authenticate
+from proxy.realtime import Realtime
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.routes import Handler
@@ -58,7 +59,8 @@ class PublicProxy:
         self._upstreams = Upstreams(spec)
         self.guard(Credentials())
         relay = Relay(admission, self._upstreams, on_failover, clock)
-        self._service = Service(admission, spec, self._policies, relay)
+        realtime = Realtime(admission, relay.attempts, self._upstreams, clock)
+        self._service = Service(admission, spec, self._policies, relay, realtime)
         self._server: ClientServer | None = None
         self._listeners: list[asyncio.Server] = []
         self._live: set[_Live] = set()

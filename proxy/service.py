@@ -12,6 +12,7 @@ from proxy.forwarded import Forwarded, forwarded_fields
 from proxy.intake import receive_body
 from proxy.models import model_entry, model_list, only_model
 from proxy.policies.policy import Policy
+from proxy.realtime import Realtime
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.request import read_body
@@ -33,11 +34,14 @@ _JSON = [("Content-Type", "application/json")]
 class Service:
     """Answers matched requests. ``spec`` is as it was configured last."""
 
-    def __init__(self, admission: Admission, spec: ProxySpec, policies: PolicyBook, relay: Relay) -> None:
+    def __init__(
+        self, admission: Admission, spec: ProxySpec, policies: PolicyBook, relay: Relay, realtime: Realtime
+    ) -> None:
         self.configure(spec)
         self._admission = admission
         self._policies = policies
         self._relay = relay
+        self._realtime = realtime
 
     def configure(self, spec: ProxySpec) -> None:
         """Take a new configuration."""
@@ -69,6 +73,8 @@ class Service:
             case Handler.MODEL:
                 entry = model_entry(self._admission.listing(), match.argument)
                 await reply.answer(200, _JSON, json.dumps(entry).encode())
+            case Handler.REALTIME:
+                await self._realtime.serve(request, match.route, reply, outcome, request_id, self.spec, self._policies)
             case Handler.NOT_RELAYED:
                 raise ProxyError(501, "not_relayed", f"{match.route.path} is not relayed yet")
             case Handler.ENGINE_JSON | Handler.ENGINE_FORM:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from proxy.body import Body, Splice
 from proxy.connectors import LOCAL_ERRORS, Connector
 from proxy.engine import Conversation, EngineConnection, StaleConnection
+from proxy.enginesocket import EngineSocket
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
+from proxy.upgrade import engine_request
+from proxy.websocket import Message, new_key
 from supervisord.core.admission import Lease
 from supervisord.core.spec import ProxySpec
 
 #: Seconds an idle connection is kept. vLLM's server (uvicorn) closes after 5; one near that limit loses a request.
 KEEPALIVE = 4.0
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Upstreams:
@@ -33,13 +39,10 @@ class Upstreams:
         the replica, so a request that dies on a *reused* connection before any response byte is sent once more on a new
         one; on a new one it is ``ConnectFailed``.
         """
-        pool = self._pools.get(lease.endpoint)
-        if pool is None:
-            pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
+        pool = self._pool(lease)
         splice = exchange.splice_for(lease)
-        # A client that showed us no key of ours must know the engine's.
-        key = self.engine_keys.get(lease.replica, "") if exchange.outcome.key else ""
         size = exchange.body.spliced_size(splice)
+        key = self._key(lease, exchange)
         head = exchange.head.for_engine(exchange.id, size, decoded=exchange.decoded, key=key)
         kept = pool.take()
         if kept is not None:
@@ -47,11 +50,22 @@ class Upstreams:
                 return await self._request(kept, pool, head, exchange.body, splice)
             except StaleConnection:
                 pass
-        connection = await pool.open(self._spec.connect_timeout)
+        connection = await pool.open(EngineConnection, self._spec.connect_timeout)
         try:
             return await self._request(connection, pool, head, exchange.body, splice)
         except StaleConnection:
             raise ConnectFailed(f"{lease.endpoint} closed the connection without an answer") from None
+
+    async def session(self, lease: Lease, exchange: Exchange, target: str) -> tuple[EngineSocket, Message]:
+        """See ``proxy.realtime.Sockets``."""
+        engine = await self._pool(lease).open(EngineSocket, self._spec.connect_timeout)
+        try:
+            challenge = new_key()
+            request = engine_request(exchange.head, target, exchange.id, challenge, key=self._key(lease, exchange))
+            return engine, await engine.open(request, challenge)
+        except BaseException:
+            engine.cut()
+            raise
 
     def configure(self, spec: ProxySpec) -> None:
         """Take new timeouts. The pool of a replica that is gone stays: empty, because idle connections are not kept."""
@@ -62,6 +76,16 @@ class Upstreams:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+
+    def _key(self, lease: Lease, exchange: Exchange) -> str:
+        # A client that showed us no key of ours must know the engine's.
+        return self.engine_keys.get(lease.replica, "") if exchange.outcome.key else ""
+
+    def _pool(self, lease: Lease) -> _Pool:
+        pool = self._pools.get(lease.endpoint)
+        if pool is None:
+            pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
+        return pool
 
     async def _request(
         self, connection: EngineConnection, pool: _Pool, head: bytes, body: Body, splice: Splice | None
@@ -146,10 +170,10 @@ class _Pool:
             connection.cut()
         return None
 
-    async def open(self, timeout: float) -> EngineConnection:
+    async def open(self, factory: Callable[[], P], timeout: float) -> P:
         """A new connection; raises ``ConnectFailed`` or ``LocalFault``."""
         try:
-            return await self._connector.open(EngineConnection, timeout)
+            return await self._connector.open(factory, timeout)
         except OSError as error:
             if error.errno in LOCAL_ERRORS:
                 raise LocalFault(f"cannot open a connection to {self._endpoint}: {error}") from error

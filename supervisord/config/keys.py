@@ -140,7 +140,8 @@ PROXY = Table(
             "Web pages that may use the port from a browser, by their origin as the browser spells it, e.g. "
             '`["https://chat.example", "http://localhost:3000"]`, or `["*"]` for every page that your browser opens. '
             "Preflight requests are answered here, errors can be read too, and what an engine says on the subject is "
-            "dropped.",
+            "dropped. A WebSocket (`/v1/realtime`) has no preflight, so there the handshake of any other page is "
+            "answered 403.",
             (),
             shown="none",
         ),
@@ -173,6 +174,15 @@ PROXY = Table(
             "A streaming request that waits for a wake gets an SSE comment after this much silence, and again after"
             ' as much, so that nothing in between gives the connection up. `"infinity"`: never.',
             _PROXY.wait_comment_after,
+        ),
+        Key(
+            "realtime_idle_timeout",
+            Duration(never=True),
+            "A session of `/v1/realtime` keeps its replica awake for as long as it is open. After this long without an "
+            "event from either side it is taken for forgotten, and closed: a microphone that is on sends several a "
+            "second, and one that is off long enough for a model to nap can connect anew. Pings are no events. "
+            '`"infinity"`: never.',
+            _PROXY.realtime_idle_timeout,
         ),
     ),
 )

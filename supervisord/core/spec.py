@@ -118,6 +118,8 @@ class ProxySpec:
     first_byte_timeout: float = 1800.0
     #: Seconds of silence while a streaming request waits, after which SSE comments are sent; None: never.
     wait_comment_after: float | None = 15.0
+    #: Seconds without an event after which a realtime session is closed; None: never.
+    realtime_idle_timeout: float | None = 600.0
 
 
 @dataclass(frozen=True, slots=True)

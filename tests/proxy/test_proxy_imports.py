@@ -14,6 +14,7 @@ EDGES = {
     "clients.py",
     "connectors.py",
     "engine.py",
+    "enginesocket.py",
     "heads.py",
     "server.py",
     "upstream.py",

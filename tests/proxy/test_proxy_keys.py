@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxyrig import STREAM, event_stream_head, reply_bytes, request_bytes
+from wsrig import Realtime, handshake, opened
 
 from proxy.credentials import Credentials
 from proxy.keys import KeyFileError, parse_keys
@@ -180,3 +181,20 @@ async def test_a_kept_connection_shows_its_key_with_every_request(keyed):
     await keyed.engine("a", answer)
     client = await keyed.send(request_bytes(headers=BEARER) + request_bytes() + request_bytes(headers=BEARER))
     assert [(await client.response()).status for _ in range(3)] == [200, 401, 200]
+
+
+async def test_a_page_shows_its_key_as_a_subprotocol_because_it_can_do_no_other_way(keyed):
+    engine = await keyed.engine("a", Realtime())
+    keyed.proxy.guard(Credentials(keys=parse_keys(LIST), engine_keys={"a": "engine-key"}))
+    client = await opened(
+        keyed, "/v1/realtime?model=m", f"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{KEY}\r\n"
+    )
+    assert client.head.header("sec-websocket-protocol") == "realtime"
+    assert KEY not in str(engine.requests[0].headers)
+    assert engine.requests[0].header("authorization") == "Bearer engine-key"
+
+
+@pytest.mark.parametrize("extra", ["", "Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.nope\r\n"])
+async def test_a_session_needs_a_key_too(keyed, extra):
+    answer = await (await keyed.send(handshake("/v1/realtime", extra))).response()
+    assert (answer.status, answer.json()["error"]["code"]) == (401, "invalid_api_key")

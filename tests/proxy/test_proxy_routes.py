@@ -131,18 +131,12 @@ async def test_a_wrong_method_is_405_with_allow(rig, method):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/realtime"), ("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")],
+    [("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")],
 )
 async def test_what_is_not_relayed_yet_says_so(rig, method, path):
     answer = await rig.get(path, method)
     assert answer.status == 501
     assert answer.json()["error"]["code"] == "not_relayed"
-
-
-async def test_a_websocket_handshake_is_refused_and_the_connection_stays_sane(rig):
-    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
-    client = await rig.send(f"GET /v1/realtime?model=m HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n".encode())
-    assert (await client.response()).status == 501
 
 
 async def test_health_is_200_without_an_engine(rig):
