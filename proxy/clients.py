@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
@@ -15,6 +16,7 @@ from proxy.crowd import Crowd, client_of
 from proxy.errors import ProxyError
 from proxy.incoming import HttpRequest
 from proxy.networks import ClientNetworks
+from proxy.tls import TlsConnection
 from supervisord.core.spec import ProxySpec
 
 Handler = Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]
@@ -31,6 +33,8 @@ class ClientServer:
 
     #: Whose clients may connect; None: everybody.
     networks: ClientNetworks | None
+    #: What new connections speak TLS with; None: they do not.
+    tls: ssl.SSLContext | None = None
 
     def __init__(self, handler: Handler, refused: Refusals, spec: ProxySpec) -> None:
         self.handler = handler
@@ -45,8 +49,9 @@ class ClientServer:
         self._all_heard = asyncio.Event()
         self._date, self._date_of = b"", 0
 
-    def __call__(self) -> ClientConnection:
-        return ClientConnection(self)
+    def __call__(self) -> asyncio.Protocol:
+        connection = ClientConnection(self)
+        return connection if self.tls is None else TlsConnection(self.tls, connection, self)
 
     def configure(self, spec: ProxySpec) -> None:
         """Take new limits; ``allow_clients`` holds for new connections, and for the next request of those that are."""
@@ -75,6 +80,11 @@ class ClientServer:
             self._crowd.add(client)
             connection.counted_as = client
         return None
+
+    def turned_away(self, transport: asyncio.BaseTransport, error: ProxyError) -> None:
+        """A client was disconnected before it could be answered."""
+        peer = transport.get_extra_info("peername")
+        self.refused(peer[0] if peer else "-", error)
 
     async def close(self, patience: float) -> None:
         """Close the connections; those that have not sent everything after ``patience`` seconds are cut."""

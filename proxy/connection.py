@@ -106,9 +106,9 @@ class ClientConnection(asyncio.Protocol):
         server.connected(self)
         if (stranger := server.stranger(self.transport)) is not None:
             # Without lingering: strangers hold no connections, which others could want.
-            self._refuse(stranger, linger=False)
+            self.refuse(stranger, linger=False)
         elif one_too_many is not None:
-            self._refuse(one_too_many)
+            self.refuse(one_too_many)
         else:
             self._limit(server.spec.client_header_timeout)
 
@@ -252,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
         if self._networks is not self._server.networks:
             self._networks = self._server.networks
             if (stranger := self._server.stranger(self.transport)) is not None:
-                self._refuse(stranger)
+                self.refuse(stranger)
                 return
         try:
             head = parse_request(data[: end + 4])
@@ -268,9 +268,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse_head(self, error: HeadError) -> None:
         message = str(error).splitlines()[0] if str(error) else "malformed"
-        self._refuse(ProxyError(error.status, error.status, f"cannot parse the request: {message}"))
+        self.refuse(ProxyError(error.status, error.status, f"cannot parse the request: {message}"))
 
-    def _refuse(self, error: ProxyError, *, linger: bool = True) -> None:
+    def refuse(self, error: ProxyError, *, linger: bool = True) -> None:
         """Answer what is no request, and close."""
         self._server.refused(self.peer, error)
         body = error_body(error, Dialect.OPENAI)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,3 +17,5 @@ class Credentials:
     keys: ApiKeys | None = None
     #: By replica: the key that its engine asks for, given to it on behalf of clients that showed one of ours.
     engine_keys: Mapping[str, str] = field(default_factory=dict)
+    #: What new connections speak TLS with; None: plain HTTP.
+    tls: ssl.SSLContext | None = None

@@ -56,8 +56,8 @@ class PublicProxy:
         self._spec = spec
         self._clock = clock
         self._policies = PolicyBook(models, clock)
+        self._credentials = Credentials()
         self._upstreams = Upstreams(spec)
-        self.guard(Credentials())
         relay = Relay(admission, self._upstreams, on_failover, clock)
         realtime = Realtime(admission, relay.attempts, self._upstreams, clock)
         self._service = Service(admission, spec, self._policies, relay, realtime)
@@ -72,6 +72,7 @@ class PublicProxy:
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on ``sockets``, which are bound (and, from systemd, listening); they are closed with the proxy."""
         self._server = server = ClientServer(self._handle, self._refused, self._spec)
+        server.tls = self._credentials.tls
         loop = asyncio.get_running_loop()
         for listener in sockets:
             listener.setblocking(False)
@@ -91,6 +92,8 @@ class PublicProxy:
         """Take other credentials; requests in flight are not touched."""
         self._credentials = credentials
         self._upstreams.engine_keys = credentials.engine_keys
+        if self._server is not None:
+            self._server.tls = credentials.tls
 
     @property
     def in_flight(self) -> int:

@@ -161,6 +161,8 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.reload_soon)
         stack.callback(reloader.cancel)
+        renewals = asyncio.create_task(credentials.watch_certificate(lambda: reloader.config.proxy))
+        stack.callback(renewals.cancel)
         log.info("vllm-supervisord %s accepts requests on %s", __version__, ", ".join(listen))
         heartbeat.ready()
         await stop.wait()

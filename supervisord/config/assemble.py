@@ -69,6 +69,7 @@ class Assembler:
             self._complain(("supervisor", "backoff_min"), f"must not be longer than backoff_max ({longest})")
         self._listen(proxy.listen)
         self._allow_clients(_given(values, "proxy").get("allow_clients"))
+        self._tls(values.get("proxy"))
         return config
 
     def _complain(self, path: Path, reason: str) -> None:
@@ -104,6 +105,11 @@ class Assembler:
         for network in networks or ():
             if reason := why_no_network(network):
                 self._complain(path, reason)
+
+    def _tls(self, table: object) -> None:
+        for given, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+            if isinstance(table, dict) and given in table and other not in table:
+                self._complain(("proxy", other), f"is required but missing: {given} is nothing without it")
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ModelSpec:
         path: Path = ("models", name)

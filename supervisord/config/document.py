@@ -63,6 +63,7 @@ _RULES = """\
 - `serve` with no bundled replica is a mistake, as it would be used by nobody.
 - `sleep1` < `sleep2` < `stop`, each where it is set.
 - `backoff_min` must not be longer than `backoff_max`, `listen` must not be the endpoint of a replica.
+- `tls_certificate` and `tls_key` go together.
 - `allow_clients` must not be empty, and a network in it must have no address of its own (`192.168.1.0/24`, not
   `192.168.1.7/24`).
 - `cors_origins` is either `["*"]` or a list of origins.

@@ -105,6 +105,21 @@ PROXY = Table(
             "",
             shown="no keys are asked for",
         ),
+        Key(
+            "tls_certificate",
+            Text(PRIVATE_FILE),
+            "The certificate, and after it its chain, in PEM form: an absolute path or `credential:NAME`. With it the "
+            "port speaks TLS, and TLS only. Looked at again every minute: a renewed one holds for new connections.",
+            "",
+            shown="plain HTTP",
+        ),
+        Key(
+            "tls_key",
+            Text(PRIVATE_FILE),
+            "Its private key in PEM form, without a password: a file that only you can read, or `credential:NAME`.",
+            "",
+            shown="none",
+        ),
         Key("max_body", Size(minimum=1), "Largest request body that is accepted; 413 beyond it.", _PROXY.max_body),
         Key("keepalive", Duration(zero=True), "How long an idle client connection is kept.", _PROXY.keepalive),
         Key(

@@ -94,6 +94,9 @@ class ProxySpec:
     allow_clients: tuple[str, ...] = ()
     #: The file of the keys that clients must show: an absolute path or ``credential:NAME``; empty: not set, none.
     api_keys: str = ""
+    #: The files of the certificate (with its chain) and of its key, as above; both or none. Empty: plain HTTP.
+    tls_certificate: str = ""
+    tls_key: str = ""
     #: Largest request body that is accepted, bytes (413 beyond).
     max_body: int = 256 * 1024 * 1024
     #: Seconds an idle client connection is kept.

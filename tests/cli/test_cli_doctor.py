@@ -355,11 +355,15 @@ def test_a_port_for_other_machines_wants_a_guard(host, listen):
     host.answers = manager(listen=("127.0.0.1:8000", listen))
     expect(exposure.check_exposure(host), Level.WARN, f"reach {listen}, and everybody", "api_keys or allow_clients")
     for spec, guard in (
-        (ProxySpec(api_keys="/keys"), "API keys"),
+        (ProxySpec(api_keys="/keys", tls_certificate="/c", tls_key="/k"), "API keys and TLS"),
         (ProxySpec(allow_clients=("10.0.0.0/8",)), "allow_clients"),
     ):
         host.configured = config(proxy=spec)
         expect(exposure.check_exposure(host), Level.OK, f"guarded by {guard}")
+    host.configured = config(proxy=ProxySpec(api_keys="/keys"))
+    expect(exposure.check_exposure(host), Level.WARN, "API keys go there in the clear", "tls_certificate")
+    host.configured = config(proxy=ProxySpec(tls_certificate="/c", tls_key="/k"))
+    expect(exposure.check_exposure(host), Level.WARN, "everybody there may use the models")
     host.answers = manager(listen=("127.0.0.1:8000", "::1:8000", "unix:/run/port"))
     expect(exposure.check_exposure(host), Level.OK, "Only this machine")
 

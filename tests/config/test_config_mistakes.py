@@ -53,6 +53,14 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             "[proxy] allow_clients: item 2: 'home.lan' is not an IP address or a network: ADDRESS/PREFIX, e.g. 192.168.1.0/24 or fd00::/8",
         ),
         (
+            '[proxy]\ntls_certificate = "/c.pem"',
+            "[proxy] tls_key: is required but missing: tls_certificate is nothing without it",
+        ),
+        (
+            '[proxy]\ntls_key = "credential:key"',
+            "[proxy] tls_certificate: is required but missing: tls_key is nothing without it",
+        ),
+        (
             '[proxy]\napi_keys = "keys.txt"',
             "[proxy] api_keys: 'keys.txt' is not a file: an absolute path, or credential:NAME for a credential of the unit",
         ),

@@ -112,6 +112,7 @@ def configs(draw: st.DrawFn) -> Config:
         serve=serve,
     )
     proxy = ProxySpec(
+        **draw(st.sampled_from([{}, {"tls_certificate": "/etc/c.pem", "tls_key": "credential:key"}])),
         api_keys=draw(st.sampled_from(["", "credential:keys", "/etc/my keys"])),
         allow_clients=draw(st.sampled_from([(), ("127.0.0.0/8", "::1")])),
         cors_origins=draw(st.sampled_from([(), ("*",), ("http://localhost:3000", "https://a.example")])),

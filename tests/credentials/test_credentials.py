@@ -1,10 +1,12 @@
 """What the configuration points to is read with it: at the start, with every reload, all or nothing."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pki import Pair, pair
 
 from supervisord.config.problems import ConfigError
 from supervisord.control import ControlError, ErrorCode
@@ -113,3 +115,99 @@ async def test_a_reload_with_broken_keys_changes_nothing_at_all_and_says_why(rel
     assert subject.config.proxy.max_body != 1
     assert reloader.keeper.now is before
     assert reloader.told == []
+
+
+class Files:
+    """The two files of a certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.certificate, self.key = folder / "certificate.pem", folder / "key.pem"
+        self.key.touch(0o600)
+        self.spec = ProxySpec(tls_certificate=str(self.certificate), tls_key=str(self.key))
+        self.config = Config(proxy=self.spec)
+
+    def write(self, made: Pair) -> None:
+        self.certificate.write_bytes(made.chain)
+        self.key.write_bytes(made.key)
+
+
+@pytest.fixture
+def files(tmp_path) -> Files:
+    files = Files(tmp_path)
+    files.write(pair())
+    return files
+
+
+@pytest.fixture
+def keeper(files) -> CredentialKeeper:
+    keeper = CredentialKeeper({})
+    assert keeper.take(keeper.read(files.config)) == []
+    return keeper
+
+
+def test_a_certificate_stays_the_same_while_its_files_do(keeper, files):
+    assert keeper.read(files.config).tls is keeper.now.tls
+    told: list[object] = []
+    keeper.changed.append(told.append)
+    keeper.look_at_certificate(files.spec)
+    assert told == []
+
+
+def test_a_renewed_certificate_is_taken_by_a_reload_and_by_a_look(keeper, files):
+    first = keeper.now.tls
+    files.write(pair())
+    (said,) = keeper.take(keeper.read(files.config))
+    assert said.startswith("[proxy] tls_certificate: the file changed, it is valid until 20")
+    second = keeper.now.tls
+    files.write(pair())
+    keeper.look_at_certificate(files.spec)
+    assert len({id(first), id(second), id(keeper.now.tls)}) == 3
+
+
+def test_half_of_a_renewal_is_told_of_once_and_the_old_one_holds_until_it_is_whole(keeper, files, caplog):
+    before, renewed = keeper.now, pair()
+    files.certificate.write_bytes(renewed.chain)
+    for _ in range(3):
+        keeper.look_at_certificate(files.spec)
+    assert keeper.now is before
+    (record,) = caplog.records
+    assert f"{files.key}: [proxy] tls_key: does not belong to the certificate" in record.getMessage()
+    with pytest.raises(ConfigError):
+        keeper.read(files.config)
+    files.key.write_bytes(renewed.key)
+    keeper.look_at_certificate(files.spec)
+    assert keeper.now.tls is not before.tls
+
+
+def test_an_expired_certificate_is_used_and_warned_of(files, caplog):
+    files.write(pair(begins=-9, ends=-1))
+    keeper = CredentialKeeper({})
+    (said,) = keeper.take(keeper.read(files.config))
+    assert said.startswith("[proxy] tls_certificate has expired on ")
+    assert keeper.now.tls is not None
+    assert "has expired" in caplog.text
+
+
+def test_a_key_that_others_can_read_is_refused_a_certificate_is_not(files):
+    files.certificate.chmod(0o644)
+    assert CredentialKeeper({}).read(files.config).tls is not None
+    files.key.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"key.pem: \[proxy\] tls_key: is not used: others can read"):
+        CredentialKeeper({}).read(files.config)
+
+
+def test_a_missing_file_is_named_with_its_key(files):
+    files.certificate.unlink()
+    with pytest.raises(ConfigError, match=r"certificate.pem: \[proxy\] tls_certificate: cannot read: No such file"):
+        CredentialKeeper({}).read(files.config)
+
+
+async def test_the_files_are_looked_at_by_themselves(keeper, files, monkeypatch):
+    monkeypatch.setattr("supervisord.credentials.LOOK", 0.001)
+    taken = asyncio.Event()
+    keeper.changed.append(lambda credentials: taken.set())
+    watching = asyncio.create_task(keeper.watch_certificate(lambda: files.spec))
+    files.write(pair())
+    await asyncio.wait_for(taken.wait(), 10)
+    watching.cancel()
+    await asyncio.wait([watching])

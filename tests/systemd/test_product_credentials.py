@@ -1,10 +1,16 @@
-"""API keys as a credential of the real unit: systemd hands them over, the port asks for them."""
+"""API keys and a certificate as credentials of the real unit: systemd hands them over, the port uses them."""
 
 import json
+import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
-from product import SERVICE, model, show, systemctl
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "proxy"))
+
+from pki import Pair, pair
+from product import SERVICE, model, show, systemctl, until
 
 ADA, BOB = "ada-key-0123456789abcdef", "bob-key-0123456789abcdef"
 CONFIG = model("kept")
@@ -49,7 +55,7 @@ async def test_a_credential_of_the_unit_guards_the_port(product, fleet, ask, key
         states = json.loads(await product.vllmctl("status", "--json"))["replicas"]
         assert [replica["state"] for replica in states] == ["stopped"]  # strangers wake nobody
         assert await ask(ADA) == 200
-        assert "key=ada" in product.log()
+        await until(lambda: "key=ada" in product.log(), "the request's line")
         # What systemd handed over is a copy of the unit's start: a reload reads that one again.
         keys.write_text(f"bob:{BOB}\n")
         await product.vllmctl("reload")
@@ -83,3 +89,56 @@ async def test_a_missing_credential_is_said_and_not_tried_again(product, restore
     product.configure(CONFIG)
     systemctl("reset-failed")
     product.start()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path):
+    """Writes the two files of a certificate; returns the settings that name them."""
+
+    def certificate(made: Pair) -> str:
+        for name, data in (("certificate", made.chain), ("key", made.key)):
+            file = tmp_path / name
+            file.touch(0o600)
+            file.write_bytes(data)
+        return f'tls_certificate = "{tmp_path}/certificate"\ntls_key = "{tmp_path}/key"\n'
+
+    return certificate
+
+
+async def health(product, trusted: Pair) -> int:
+    url = f"https://127.0.0.1:{product.port}/health"
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+        session.get(url, ssl=trusted.client()) as response,
+    ):
+        return response.status
+
+
+async def test_tls_from_credentials_on_the_socket_of_systemd(product, fleet, certificate, tmp_path, restored):
+    made = pair()
+    certificate(made)
+    loaded = "".join(f"LoadCredential=tls_{name}:{tmp_path}/{name}\n" for name in ("certificate", "key"))
+    settings = '[proxy]\ntls_certificate = "credential:tls_certificate"\ntls_key = "credential:tls_key"\n'
+    async with product.drop_in(SERVICE, f"[Service]\n{loaded}"):
+        product.configure(settings + CONFIG)
+        systemctl("restart", SERVICE)
+        assert await health(product, made) == 200
+        product.configure(CONFIG)
+    systemctl("restart", SERVICE)
+
+
+async def test_a_certificate_is_renewed_without_a_restart(product, fleet, certificate, tmp_path, restored):
+    first, second = pair(), pair()
+    product.configure(f"[proxy]\n{certificate(first)}" + CONFIG)
+    await product.vllmctl("reload")
+    pid = product.main_pid()
+    assert await health(product, first) == 200
+    certificate(Pair(second.chain, first.key))
+    assert "does not belong to the certificate" in await product.vllmctl("reload", code=6)
+    assert await health(product, first) == 200
+    certificate(second)
+    assert "tls_certificate: the file changed" in await product.vllmctl("reload")
+    assert await health(product, second) == 200
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await health(product, first)
+    assert product.main_pid() == pid

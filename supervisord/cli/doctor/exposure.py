@@ -17,13 +17,18 @@ def check_exposure(host: Host) -> Finding:
     outside = [address for address in listens if not _is_local(address)]
     if not outside:
         return ok("exposure", f"Only this machine can reach the port: {', '.join(listens)}.")
-    guards = [
-        name
-        for name, given in (("API keys", config.proxy.api_keys), ("allow_clients", config.proxy.allow_clients))
-        if given
-    ]
-    if guards:
-        return ok("exposure", f"Other machines can reach {', '.join(outside)}, guarded by {' and '.join(guards)}.")
+    proxy = config.proxy
+    settings = (("API keys", proxy.api_keys), ("allow_clients", proxy.allow_clients), ("TLS", proxy.tls_certificate))
+    given = [name for name, value in settings if value]
+    if proxy.api_keys and not proxy.tls_certificate:
+        return warn(
+            "exposure",
+            f"Other machines can reach {', '.join(outside)}, and API keys go there in the clear: whoever is on the way "
+            "can read them.",
+            "Set tls_certificate and tls_key in [proxy], or listen on 127.0.0.1 behind a proxy that speaks TLS",
+        )
+    if proxy.api_keys or proxy.allow_clients:
+        return ok("exposure", f"Other machines can reach {', '.join(outside)}, guarded by {' and '.join(given)}.")
     return warn(
         "exposure",
         f"Other machines can reach {', '.join(outside)}, and everybody there may use the models: no API keys are asked "
