@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,11 @@ class Facts:
     instructions: int = 0
     #: Bytes of the prompt up to and with each message, as it was written: what a key covers.
     sizes: tuple[int, ...] = ()
+
+    def with_adapter(self, name: str) -> Facts:
+        """The same request for an adapter, whose part of the prefix cache is its own."""
+        seed = name.encode("utf-8", "surrogatepass") + b"\0"
+        return replace(self, keys=tuple(sha256(seed + key).digest()[:_KEY_BYTES] for key in self.keys))
 
     @property
     def turns(self) -> int:

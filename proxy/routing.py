@@ -49,6 +49,10 @@ class PolicyBook:
         self._names.update({model.name: model.name for model in models})
         self._others = {key: policy for key, policy in self._others.items() if key[0] in self._policies}
 
+    def knows(self, name: str) -> bool:
+        """Whether that is a model's name or alias."""
+        return name in self._names
+
     def policy(self, model: str, asked: str = "") -> Policy:
         """The policy of a model's name or alias; an unknown model has no replicas, so any does.
 

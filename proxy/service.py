@@ -8,9 +8,10 @@ import json
 from proxy.cors import Cors
 from proxy.errors import ProxyError, bad_request
 from proxy.exchange import Exchange, Outcome, Request
+from proxy.facts import Facts
 from proxy.forwarded import Forwarded, forwarded_fields
 from proxy.intake import receive_body
-from proxy.models import model_entry, model_list, only_model
+from proxy.models import model_entry, model_list, model_with_adapter, only_model
 from proxy.policies.policy import Policy
 from proxy.realtime import Realtime
 from proxy.relay import Relay
@@ -92,21 +93,29 @@ class Service:
             model = read.facts.model or only_model(self._admission.listing())
             if model is None:
                 raise bad_request("the request names no model, and there are several", param="model")
-            outcome.model, outcome.stream, outcome.bytes_received = model, read.facts.stream, body.size
+            facts, routed = self._adapted(read.facts, model)
+            outcome.model, outcome.stream, outcome.bytes_received = model, facts.stream, body.size
             exchange = Exchange(
                 id=request_id,
                 route=route,
                 head=request.head,
                 body=body,
                 decoded=decoded,
-                facts=read.facts,
+                facts=facts,
                 model=model,
                 model_name=read.model_name,
                 outcome=outcome,
             )
-            await self._relay.run(exchange, reply, self._policy(request, model), self.spec.wait_comment_after)
+            await self._relay.run(exchange, reply, self._policy(request, routed), self.spec.wait_comment_after)
         finally:
             body.close()
+
+    def _adapted(self, facts: Facts, model: str) -> tuple[Facts, str]:
+        """The facts as they are for routing, and the model whose policy routes: an adapter's is that of its model."""
+        if self._policies.knows(model):
+            return facts, model
+        parent = model_with_adapter(self._admission.listing(), model)
+        return (facts, model) if parent is None else (facts.with_adapter(model), parent)
 
     def _policy(self, request: Request, model: str) -> Policy:
         try:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from supervisord.core import step as core
 from supervisord.core.actions import Action, Answer, Deny, Grant, Note
-from supervisord.core.admission import Chooser, Ending, Lease, ListedModel, Refuse, Wait
+from supervisord.core.admission import Chooser, Ending, Lease, ListedModel, Refuse, Running, Wait
 from supervisord.core.events import Command, Event, Tick
 from supervisord.core.fleet import Fleet
 from supervisord.core.verbs import Verb
-from supervisord.core.view import FleetView, look
+from supervisord.core.view import FleetView, look, running
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,15 @@ class Dispatcher:
 
     # --- admission ---
 
-    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
-        answer, actions = core.admit(self._fleet, model, choose, exclude, self.now())
+    def admit(
+        self,
+        model: str,
+        choose: Chooser,
+        *,
+        exclude: frozenset[str] = frozenset(),
+        only: frozenset[str] | None = None,
+    ) -> Lease | Wait | Refuse:
+        answer, actions = core.admit(self._fleet, model, choose, exclude, self.now(), only)
         if not isinstance(answer, int):
             self._carry_out(actions)
             self._changed(timer=bool(actions))
@@ -124,6 +131,9 @@ class Dispatcher:
             self.finish(wait.outcome.result(), Ending.CLIENT_GONE)  # type: ignore[arg-type]
         wait.outcome.cancel()
 
+    def running(self) -> Sequence[Running]:
+        return running(self._fleet)
+
     def listing(self) -> Sequence[ListedModel]:
         view = self.view()
         simulated = {r.name for r in view.replicas if r.simulated}
@@ -137,6 +147,7 @@ class Dispatcher:
                 simulated=bool(simulated.intersection(model.replicas)),
                 routing=model.routing,
                 wake_seconds=model.wake_seconds or None,
+                adapters=model.adapters,
             )
             for model in view.models
         ]

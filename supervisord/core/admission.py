@@ -94,6 +94,18 @@ class Wait:
     outcome: asyncio.Future[Lease | Refuse]
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A replica whose process can be asked, awake or not."""
+
+    model: str
+    replica: str
+    #: See ``Lease``.
+    endpoint: str
+    #: Another one after every start: what the process before had in its memory is gone.
+    run: str
+
+
 class Ending(StrEnum):
     """How a lease ended, for health, idle clocks and counters."""
 
@@ -108,8 +120,19 @@ class Ending(StrEnum):
 class Admission(Protocol):
     """What the proxy needs of the supervisor. Every method is synchronous and never blocks."""
 
-    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
-        """Decide for one request of ``model`` (a name or an alias); ``exclude``: replicas that already failed it."""
+    def admit(
+        self,
+        model: str,
+        choose: Chooser,
+        *,
+        exclude: frozenset[str] = frozenset(),
+        only: frozenset[str] | None = None,
+    ) -> Lease | Wait | Refuse:
+        """Decide for one request of ``model`` (a name, an alias, or an adapter that an engine serves).
+
+        ``exclude``: replicas that already failed it. ``only``: the replicas that can answer it at all, None for any;
+        one that rests is brought back, whoever else is awake.
+        """
         ...
 
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
@@ -118,6 +141,10 @@ class Admission(Protocol):
 
     def abandon(self, wait: Wait) -> None:
         """The waiting client left, or waited long enough: give its place up (and its lease, if it was just granted)."""
+        ...
+
+    def running(self) -> Sequence[Running]:
+        """The replicas whose processes can be asked; this is no lease: it wakes nobody, and keeps nobody awake."""
         ...
 
     def listing(self) -> Sequence[ListedModel]:
@@ -141,3 +168,5 @@ class ListedModel:
     routing: str
     #: Seconds the last wake took, None before the first.
     wake_seconds: float | None
+    #: What else its engines answer to: adapters.
+    adapters: tuple[str, ...] = ()

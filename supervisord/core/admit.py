@@ -49,18 +49,27 @@ NOBODY: Mapping[str, int] = MappingProxyType({})
 # --- one request ---------------------------------------------------------------------------------------------------
 
 
-def lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]) -> Lease | None:
-    """A place at one of the model's replicas, if any may have the request now. ``excluded``: see ``Waiter``.
+def lease(
+    turn: Turn,
+    model: Model,
+    choose: Chooser,
+    excluded: Mapping[str, int],
+    only: frozenset[str] | None = None,
+) -> Lease | None:
+    """A place at one of the model's replicas, if any may have the request now. ``excluded``, ``only``: see ``Waiter``.
 
     Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
     """
     open_to = [r for r in model.replicas if r.routable]
     if excluded:
         open_to = [r for r in open_to if excluded.get(r.name) != r.generation]
+    if only is not None:
+        open_to = [r for r in open_to if r.name in only]
     candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
     if not candidates:
         # The last live replica is never ejected: better a try than a sure refusal.
-        candidates = [r for r in open_to if r.health is not Health.DEAD and not _elsewhere(model, r)]
+        alive = [r for r in open_to if r.health is not Health.DEAD]
+        candidates = alive if only is not None else [r for r in alive if not _elsewhere(model, r)]
     if not candidates:
         return None
     choice = choose([Candidate(r.name, r.in_flight, r.generation) for r in candidates])
@@ -81,7 +90,14 @@ def lease(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]
     )
 
 
-def queue(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int], ticket: int) -> Refuse | None:
+def queue(
+    turn: Turn,
+    model: Model,
+    choose: Chooser,
+    excluded: Mapping[str, int],
+    ticket: int,
+    only: frozenset[str] | None = None,
+) -> Refuse | None:
     """For a request that nobody may have now: None means that it waits under ``ticket``."""
     if turn.fleet.draining:
         return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
@@ -91,12 +107,17 @@ def queue(turn: Turn, model: Model, choose: Chooser, excluded: Mapping[str, int]
         )
         message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
         return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
-    waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout)
+    waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout, only)
+    if only is not None:
+        _bring_back_any_of(turn, model, only)
+        if not _has_hope(turn, model, waiter):
+            return _hopeless(turn, model, only)
+        model.picky.append(ticket)
     model.waiting[ticket] = waiter
     bring_back(turn, model)
     if not _has_hope(turn, model, waiter):
         del model.waiting[ticket]
-        return _hopeless(turn, model)
+        return _hopeless(turn, model, only)
     return None
 
 
@@ -163,6 +184,10 @@ def bring_back(turn: Turn, model: Model) -> None:
     """
     if turn.fleet.draining or not model.waiting:
         return
+    if model.picky:
+        model.picky = [ticket for ticket in model.picky if ticket in model.waiting]
+        for only in {model.waiting[ticket].only for ticket in model.picky}:
+            _bring_back_any_of(turn, model, only or frozenset())
     healthy = [r for r in model.replicas if r.routable and r.health is Health.OK]
     waiting = len(model.waiting) if not healthy else _shut_out(model, healthy)
     coming = sum(1 for r in model.replicas if r.coming)
@@ -173,11 +198,24 @@ def bring_back(turn: Turn, model: Model) -> None:
         coming += 1
 
 
+def _bring_back_any_of(turn: Turn, model: Model, only: frozenset[str]) -> None:
+    """One of ``only`` is wanted, unless one is there or comes already."""
+    if turn.fleet.draining or any((r.routable or r.coming) and r.name in only for r in model.replicas):
+        return
+    for replica in _resting(turn, model):
+        if replica.name in only:
+            set_goal(turn, replica, Goal.AWAKE, why="a request arrived that only it can answer")
+            return
+
+
 def _shut_out(model: Model, healthy: Sequence[Replica]) -> int:
-    """How many wait whom no healthy replica may serve; counted no further than there are replicas to bring back."""
+    """How many wait whom no healthy replica may serve; counted no further than there are replicas to bring back.
+
+    Without those who wait for certain replicas: another one is of no use to them.
+    """
     count = 0
     for waiter in model.waiting.values():
-        count += all(waiter.excluded.get(r.name) == r.generation for r in healthy)
+        count += waiter.only is None and all(waiter.excluded.get(r.name) == r.generation for r in healthy)
         if count >= len(model.replicas):
             break
     return count
@@ -224,11 +262,11 @@ def settle_waiting(turn: Turn, model: Model) -> None:
                 RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0)
             )
         else:
-            outcome = lease(turn, model, waiter.choose, waiter.excluded)
+            outcome = lease(turn, model, waiter.choose, waiter.excluded, waiter.only)
         if outcome is None and turn.now >= waiter.deadline:
             outcome = _too_long(turn, model)
         if outcome is None and not _has_hope(turn, model, waiter):
-            outcome = _hopeless(turn, model)
+            outcome = _hopeless(turn, model, waiter.only)
         if outcome is None:
             continue
         del model.waiting[ticket]
@@ -251,6 +289,8 @@ def _is_hope(turn: Turn, replica: Replica) -> bool:
 
 def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
     for replica in model.replicas:
+        if waiter.only is not None and replica.name not in waiter.only:
+            continue
         if _is_hope(turn, replica):
             return True
         # Excluded and under suspicion: the look that is under way decides whether it is restarted.
@@ -260,8 +300,8 @@ def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
     return False
 
 
-def _hopeless(turn: Turn, model: Model) -> Refuse:
-    replicas = model.replicas
+def _hopeless(turn: Turn, model: Model, only: frozenset[str] | None) -> Refuse:
+    replicas = [r for r in model.replicas if only is None or r.name in only]
     if replicas and all(r.hold is not Hold.NONE for r in replicas):
         message = f"The model `{model.name}` is held down by its operator."
         return Refuse(RefusalCode.MODEL_HELD, message, retry_after(60.0))

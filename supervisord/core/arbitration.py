@@ -105,7 +105,7 @@ def _is_about_to_serve(fleet: Fleet, replica: Replica) -> bool:
     model = fleet.model_of(replica)
     if model is None or not replica.routable or replica.health is not Health.OK:
         return False
-    return any(waiter.excluded.get(replica.name) != replica.generation for waiter in model.waiting.values())
+    return any(waiter.may_have(replica) for waiter in model.waiting.values())
 
 
 def _ask_to_rest(turn: Turn, replica: Replica, beneficiary: Replica) -> None:

@@ -21,6 +21,13 @@ class Waiter:
     #: Replicas that failed it, with the generation they had: after a restart they may be tried again.
     excluded: Mapping[str, int]
     deadline: float
+    #: The only replicas that may have it; None: any.
+    only: frozenset[str] | None = None
+
+    def may_have(self, replica: Replica) -> bool:
+        """Whether that replica could be given the request, were it ready."""
+        wanted = self.only is None or replica.name in self.only
+        return wanted and self.excluded.get(replica.name) != replica.generation
 
 
 @dataclass(slots=True)
@@ -30,12 +37,19 @@ class Model:
     spec: ModelSpec
     replicas: list[Replica]
     waiting: dict[int, Waiter] = field(default_factory=dict)
+    #: Tickets of those who wait for certain replicas only; some may not wait any more.
+    picky: list[int] = field(default_factory=list)
     #: Running mean of the time a request takes, seconds; 0.0 before the first.
     service_seconds: float = 0.0
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def serving(self, name: str) -> frozenset[str]:
+        """The replicas that answer to ``name``, as they said themselves or by their command line."""
+        declared = name in self.spec.adapters
+        return frozenset(r.name for r in self.replicas if name in r.served_names or (declared and r.spec.bundled))
 
     @property
     def in_flight(self) -> int:
@@ -83,6 +97,14 @@ class Fleet:
             if other is not replica and other.level == 1 and other.life in napping
         )
         return used + need <= limit
+
+    def serving(self, name: str) -> tuple[Model, frozenset[str]] | None:
+        """The model and the replicas whose engines answer to ``name``, which is no configured one: an adapter's.
+
+        None where no model has it, or several do: which one was meant would be a guess.
+        """
+        found = [(model, names) for model in self.models.values() if (names := model.serving(name))]
+        return found[0] if len(found) == 1 else None
 
     def model_of(self, replica: Replica) -> Model | None:
         """None for a replica that is leaving a model that is gone."""

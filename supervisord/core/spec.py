@@ -69,6 +69,18 @@ class ServeSpec:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the LoRA adapters that the engine is started with."""
+        value = self.options.get("lora-modules", ())
+        modules = value if isinstance(value, list) else [value]
+        names = [
+            module.partition("=")[0] if isinstance(module, str) else module.get("name")
+            for module in modules
+            if isinstance(module, str | Mapping)
+        ]
+        return tuple(name for name in names if isinstance(name, str) and name)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -82,6 +94,11 @@ class ModelSpec:
     idle: IdleLadder = IdleLadder()
     wake: WakeLimits = WakeLimits()
     serve: ServeSpec | None = None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """See ``ServeSpec``."""
+        return self.serve.adapters if self.serve is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,23 +47,26 @@ def step(fleet: Fleet, event: Event, now: float) -> list[Action]:
 
 
 def admit(
-    fleet: Fleet, name: str, choose: Chooser, exclude: frozenset[str], now: float
+    fleet: Fleet, name: str, choose: Chooser, exclude: frozenset[str], now: float, only: frozenset[str] | None = None
 ) -> tuple[Lease | Refuse | int, list[Action]]:
     """Decide for one request: a lease (counted), a refusal, or the ticket under which it waits."""
     turn = Turn(fleet, now)
     model = fleet.names.get(name)
+    if model is None and (serving := fleet.serving(name)) is not None:
+        model, those = serving
+        only = those if only is None else only & those
     if model is None:
         return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{name}` does not exist."), turn.actions
     excluded = {r.name: r.generation for r in model.replicas if r.name in exclude} if exclude else door.NOBODY
     # Those who came first go first: nobody overtakes a queue that could be served.
-    lease = door.lease(turn, model, choose, excluded)
+    lease = door.lease(turn, model, choose, excluded, only)
     if lease is not None:
         if door.wake_another_if_busy(turn, model):
             settle(turn)
         return lease, turn.actions
     ticket = fleet.next_id()
     goals = [replica.goal for replica in model.replicas]
-    refusal = door.queue(turn, model, choose, excluded, ticket)
+    refusal = door.queue(turn, model, choose, excluded, ticket, only)
     if refusal is not None:
         return refusal, turn.actions
     # The thousandth that waits for one wake changes nothing for the others.

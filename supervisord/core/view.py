@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisord.core.admission import Running
 from supervisord.core.fleet import Fleet, Model
 from supervisord.core.replica import Replica
 from supervisord.core.states import Health, Hold, Life
@@ -61,6 +62,8 @@ class ModelView:
     wake_seconds: float
     max_model_len: int
     replicas: tuple[str, ...]
+    #: Names that its engines answer to and the configuration does not have: adapters.
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +103,32 @@ _BEST_FIRST = (
 )
 
 
+#: States in which there is a process that listens.
+_RUNNING = frozenset({Life.READY, Life.DRAINING, Life.FALLING_ASLEEP, Life.ASLEEP, Life.WAKING})
+
+
 def look(fleet: Fleet) -> FleetView:
     """A snapshot of the whole fleet."""
     return FleetView(
-        tuple(_model_view(model) for model in fleet.models.values()),
+        tuple(_model_view(model, fleet) for model in fleet.models.values()),
         tuple(_replica_view(replica) for replica in fleet.replicas.values()),
         fleet.draining,
     )
 
 
-def _model_view(model: Model) -> ModelView:
+def running(fleet: Fleet) -> list[Running]:
+    """The replicas whose processes can be asked, whatever the engine in them does."""
+    return [
+        Running(model.name, replica.name, replica.spec.endpoint, replica.invocation)
+        for model in fleet.models.values()
+        for replica in model.replicas
+        if replica.life in _RUNNING
+    ]
+
+
+def _model_view(model: Model, fleet: Fleet) -> ModelView:
     replicas = model.replicas
+    served = dict.fromkeys((*model.spec.adapters, *(name for r in replicas for name in r.served_names)))
     return ModelView(
         name=model.name,
         aliases=model.spec.aliases,
@@ -123,6 +141,7 @@ def _model_view(model: Model) -> ModelView:
         wake_seconds=max((r.last_wake_seconds for r in replicas), default=0.0),
         max_model_len=min((r.max_model_len for r in replicas if r.max_model_len), default=0),
         replicas=tuple(r.name for r in replicas),
+        adapters=tuple(name for name in served if name not in fleet.names and fleet.serving(name) is not None),
     )
 
 

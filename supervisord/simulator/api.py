@@ -127,7 +127,7 @@ class Api:
         name = body.get("model")
         if name is None or name == "":
             return self.options.served_names[0]
-        if name not in self.options.served_names:
+        if name not in self.options.served_names and name not in dict(self.options.adapters):
             raise ApiError(404, "NotFoundError", f"The model `{name}` does not exist.", "model")
         return str(name)
 

@@ -34,7 +34,7 @@ _VALUES = """
 """
 _LISTS = """
     allowed-media-domains cudagraph-capture-sizes default-mm-loras ignore-patterns logits-processors
-    lora-modules lora-target-modules middleware
+    lora-target-modules middleware
 """
 _SWITCHES = """
     aggregate-engine-logging allow-credentials async-scheduling calculate-kv-scales data-parallel-external-lb

@@ -90,19 +90,21 @@ class OpenAi:
 
     async def models(self, _request: web.Request) -> web.Response:
         options = self._api.options
+        names: list[tuple[str, str, str | None]] = [(name, options.model, None) for name in options.served_names]
+        names += [(name, path, options.served_names[0]) for name, path in options.adapters]
         cards: list[Body] = [
             {
                 "id": name,
                 "object": "model",
                 "created": self._created,
                 "owned_by": "vllm (simulated)",
-                "root": options.model,
-                "parent": None,
-                "max_model_len": options.max_model_len,
+                "root": root,
+                "parent": parent,
+                "max_model_len": options.max_model_len if parent is None else None,
                 "permission": [],
                 "simulated": True,
             }
-            for name in options.served_names
+            for name, root, parent in names
         ]
         return web.json_response({"object": "list", "data": cards})
 

@@ -36,6 +36,8 @@ class Options:
 
     model: str
     served_names: tuple[str, ...]
+    #: LoRA adapters, and where they are said to come from.
+    adapters: tuple[tuple[str, str], ...] = ()
     host: str = "0.0.0.0"
     port: int = 8000
     uds: str | None = None
@@ -100,12 +102,27 @@ def _fault(text: str) -> tuple[str, str, int | None]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _adapter(text: str) -> tuple[str, str]:
+    """``NAME=PATH``, or a JSON object with ``name`` and ``path``."""
+    if not text.startswith("{"):
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or "," in text:
+            raise argparse.ArgumentTypeError(f"Invalid fields: {text}")
+        return name, path
+    try:
+        value = json.loads(text)
+        return str(value["name"]), str(value["path"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"Invalid JSON format for --lora-modules: {text}") from error
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="vllm serve", allow_abbrev=False, add_help=True)
     switch = argparse.BooleanOptionalAction
     parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--model", default=None)
     parser.add_argument("--served-model-name", nargs="+", default=[])
+    parser.add_argument("--lora-modules", nargs="+", type=_adapter, default=[])
     parser.add_argument("--host", default="0.0.0.0")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--uds", default=None)
@@ -169,6 +186,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
     return Options(
         model=model,
         served_names=tuple(args.served_model_name) or (model,),
+        adapters=tuple(args.lora_modules),
         host=args.host,
         port=args.port,
         uds=args.uds,

@@ -130,8 +130,10 @@ async def serve(port: int, engines: list[int]) -> None:
             self.endpoints = {f"r{n}": f"http://127.0.0.1:{number}" for n, number in enumerate(engines)}
             self.number = 0
 
-        def admit(self, model: str, choose: Any, *, exclude: frozenset[str] = frozenset()) -> Lease:
-            names = [name for name in self.flying if name not in exclude]
+        def admit(
+            self, model: str, choose: Any, *, exclude: frozenset[str] = frozenset(), only: frozenset[str] | None = None
+        ) -> Lease:
+            names = [name for name in self.flying if name not in exclude and (only is None or name in only)]
             choice = choose([Candidate(name, self.flying[name], 0) for name in names])
             self.flying[choice.replica] += 1
             self.number += 1

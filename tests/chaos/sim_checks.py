@@ -131,7 +131,7 @@ class Checks:
         free = [r for r in model.replicas if r.routable and r.health is Health.OK]
         for replica in free:
             for waiter in model.waiting.values():
-                if waiter.excluded.get(replica.name) != replica.generation:
+                if waiter.may_have(replica):
                     self._world.fail("liveness", f"a request waits beside {replica.name}")
                     return
 

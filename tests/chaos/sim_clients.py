@@ -49,6 +49,7 @@ class SimReply:
     """As much of a reply as the relay uses: what the client was told."""
 
     dialect = Dialect.OPENAI
+    tells_route = True
 
     def __init__(self) -> None:
         self.started = self.ended = self.broken = False

@@ -42,8 +42,15 @@ class WatchedDispatcher(Dispatcher):
         super().dispatch(event)
         self._checks.after(event)
 
-    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
-        answer = super().admit(model, choose, exclude=exclude)
+    def admit(
+        self,
+        model: str,
+        choose: Chooser,
+        *,
+        exclude: frozenset[str] = frozenset(),
+        only: frozenset[str] | None = None,
+    ) -> Lease | Wait | Refuse:
+        answer = super().admit(model, choose, exclude=exclude, only=only)
         self._checks.after(None)
         if isinstance(answer, Wait) and self._checks.leaves_when_granted():
             # Its client is gone in the very moment in which it is let in.

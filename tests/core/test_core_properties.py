@@ -81,9 +81,15 @@ class Histories(RuleBasedStateMachine):
 
     # --- clients ---
 
-    @rule(name=st.sampled_from(["chat", "embed", "big"]), excluded=st.sets(st.sampled_from(NAMES), max_size=2))
-    def a_request_arrives(self, name, excluded):
-        answer = self.world.admit(name, excluded)
+    @rule(
+        name=st.sampled_from(["chat", "embed", "big"]),
+        excluded=st.sets(st.sampled_from(NAMES), max_size=2),
+        only=st.none() | st.sets(st.sampled_from(NAMES), max_size=2),
+    )
+    def a_request_arrives(self, name, excluded, only):
+        answer = self.world.admit(name, excluded, only)
+        if isinstance(answer, Lease):
+            assert only is None or answer.replica in only
         if isinstance(answer, int):
             self.tickets.add(answer)
 
@@ -170,7 +176,7 @@ class Histories(RuleBasedStateMachine):
         for m in self.world.fleet.models.values():
             for waiter in m.waiting.values():
                 for r in m.replicas:
-                    open_to = r.routable and r.health == "ok" and waiter.excluded.get(r.name) != r.generation
+                    open_to = r.routable and r.health == "ok" and waiter.may_have(r)
                     assert not open_to, f"{waiter.ticket} waits beside {r.name}"
 
     @invariant()

@@ -183,9 +183,10 @@ class World:
     def on_lease(self, lease: Lease) -> None:
         """For checks in subclasses."""
 
-    def admit(self, name="chat", exclude=frozenset()):
+    def admit(self, name="chat", exclude=frozenset(), only=None):
         """A lease, a refusal, or a ticket."""
-        answer, actions = core.admit(self.fleet, name, spread, frozenset(exclude), self.now)
+        wanted = None if only is None else frozenset(only)
+        answer, actions = core.admit(self.fleet, name, spread, frozenset(exclude), self.now, wanted)
         if isinstance(answer, Lease):
             self.open[answer.id] = answer
             self.on_lease(answer)

@@ -20,6 +20,7 @@ from supervisord.core.admission import (
     ListedModel,
     RefusalCode,
     Refuse,
+    Running,
     Wait,
 )
 from supervisord.core.spec import ModelSpec, ProxySpec, ReplicaSpec
@@ -43,15 +44,33 @@ class FakeAdmission:
         self.waiting: dict[int, tuple[Wait, Chooser, frozenset[str]]] = {}
         self.abandoned = 0
         self.admitted: list[str] = []
+        #: Of every request: the replicas that alone may have it.
+        self.only: list[frozenset[str] | None] = []
+        #: Adapters, and the replicas that serve them.
+        self.adapters: dict[str, frozenset[str]] = {}
+        #: Replicas without a process, and how often the others were started anew.
+        self.stopped: set[str] = set()
+        self.runs: Counter[str] = Counter()
         self.changed = asyncio.Event()
         self._ids = iter(range(1, 1_000_000))
 
-    def admit(self, model: str, choose: Chooser, *, exclude: frozenset[str] = frozenset()) -> Lease | Wait | Refuse:
+    def admit(
+        self,
+        model: str,
+        choose: Chooser,
+        *,
+        exclude: frozenset[str] = frozenset(),
+        only: frozenset[str] | None = None,
+    ) -> Lease | Wait | Refuse:
         self.changed.set()
         self.admitted.append(model)
+        only = self.adapters.get(model, only)
+        self.only.append(only)
+        if only is not None:
+            exclude |= self.endpoints.keys() - only
         if self.refusal is not None:
             return self.refusal
-        if model not in ("m", "alias"):
+        if model not in ("m", "alias", *self.adapters):
             return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{model}` does not exist.")
         lease = self._grant(choose, exclude)
         if lease is not None:
@@ -73,6 +92,10 @@ class FakeAdmission:
         if wait.outcome.done() and isinstance(granted := wait.outcome.result(), Lease):
             self.finish(granted, Ending.CLIENT_GONE)
         self.changed.set()
+
+    def running(self) -> list[Running]:
+        names = [name for name in self.endpoints if name not in self.stopped]
+        return [Running("m", name, self.endpoints[name], f"run {self.runs[name]}") for name in names]
 
     def listing(self) -> tuple[ListedModel, ...]:
         return self.models

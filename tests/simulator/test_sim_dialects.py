@@ -22,6 +22,16 @@ async def test_models_lists_every_served_name_with_the_context_length_and_says_s
     assert all(card["simulated"] and "simulated" in card["owned_by"] for card in body["data"])
 
 
+async def test_adapters_are_listed_with_their_parent_and_answer_by_their_names(start: Start) -> None:
+    client = await start("--lora-modules", "sql=/adapters/sql", '{"name": "org/math", "path": "/adapters/math"}')
+    _, body = await client.get("/v1/models")
+    cards = {card["id"]: (card["root"], card["parent"]) for card in body["data"][2:]}
+    assert cards == {"sql": ("/adapters/sql", "big"), "org/math": ("/adapters/math", "big")}
+    for name, expected in (("org/math", 200), ("nobody", 404)):
+        status, body = await client.post("/v1/chat/completions", {**chat_body("hi", max_tokens=1), "model": name})
+        assert status == expected
+
+
 @pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/models", "/metrics"])
 async def test_every_answer_says_that_it_is_simulated(start: Start, path: str) -> None:
     client = await start()
