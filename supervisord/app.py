@@ -31,6 +31,7 @@ from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
 from supervisord.fleet_events import journal_note
 from supervisord.heartbeat import Heartbeat
+from supervisord.launcher.started import read_all
 from supervisord.listeners import ListenFailed, listening
 from supervisord.loop import Dispatcher
 from supervisord.operate import Operator
@@ -100,9 +101,11 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
     """Run until SIGTERM or SIGINT. Raises what ``main`` turns into an exit status."""
     loop = asyncio.get_running_loop()
 
+    runtime_dir = runtime_directory(os.environ, options.system)
+
     def read_config() -> Config:
         files = files_beside(options.config) if options.config else default_files(os.environ, system=options.system)
-        return load(files, runtime_dir=runtime_directory(os.environ, options.system), system=options.system)
+        return load(files, runtime_dir=runtime_dir, system=options.system)
 
     async with AsyncExitStack() as stack:
         # What a person may have got wrong comes first, before anything is touched.
@@ -130,7 +133,7 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         heartbeat = Heartbeat(notifier, dispatcher, watchdog_interval(os.environ, os.getpid()))
         stack.callback(heartbeat.stop)
         reloader = Reloader(config, read_config, dispatcher, effects, manager, notifier, credentials)
-        reloader.begin(state.load(), state.load_fingerprints(replicas_of(config.models)))
+        reloader.begin(state.load(), state.load_fingerprints(replicas_of(config.models)), read_all(runtime_dir))
         heartbeat.start()
         await heartbeat.while_starting(reloader.adopted())
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from supervisord.config.changes import changes
 from supervisord.config.problems import ConfigError
@@ -20,6 +19,7 @@ from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
 from supervisord.credentials import CredentialKeeper, engine_key
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.vllm import VllmEngine
+from supervisord.launcher.started import Started, compare
 from supervisord.loop import Dispatcher
 from supervisord.ports import ServiceManager
 from supervisord.sd.notify import Notifier
@@ -64,10 +64,20 @@ class Reloader:
         self._reloading: asyncio.Task[None] | None = None
         self._signalled = False
 
-    def begin(self, records: Mapping[str, Record], fingerprints: Sequence[tuple[str, str, Fingerprint]] = ()) -> None:
-        """The first configuration, with what the daemon before us left on disk."""
+    def begin(
+        self,
+        records: Mapping[str, Record],
+        fingerprints: Sequence[tuple[str, str, Fingerprint]] = (),
+        running: Sequence[Started] = (),
+    ) -> None:
+        """The first configuration, with what the daemon before us left on disk, and left running.
+
+        An engine is held against the configuration as in a reload: perhaps one was, and its daemon died in the middle.
+        """
         self._dispatcher.subscribe(self._check_adopted)
-        self._take(self.config, records, fingerprints)
+        outdated, left_over = compare(self.config, running, os.environ)
+        kept = (tuple(records.items()), tuple(fingerprints))
+        self._take(Configured(self.config.models, self.config.supervisor, *kept, outdated, left_over))
 
     async def adopted(self) -> None:
         """Returns when every unit was read, and every running engine looked at once."""
@@ -85,7 +95,7 @@ class Reloader:
                 said = changes(self.config, new)
                 # Also when nothing was said: idempotent, and the file list may have changed.
                 self.config = new
-                self._take(new)
+                self._take(Configured(new.models, new.supervisor))
                 for tell in self.reconfigured:
                     tell(new)
                 said += self._credentials.take(credentials)
@@ -131,17 +141,10 @@ class Reloader:
         except ConfigError as error:
             return error
 
-    def _take(
-        self,
-        config: Config,
-        records: Mapping[str, Record] = MappingProxyType({}),
-        fingerprints: Sequence[tuple[str, str, Fingerprint]] = (),
-    ) -> None:
-        replicas = replicas_of(config.models)
-        self._effects.configure(config.models)
-        self._units = {spec.unit: name for name, spec in replicas.items()}
-        kept = (tuple(records.items()), tuple(fingerprints))
-        self._dispatcher.dispatch(Configured(config.models, config.supervisor, *kept))
+    def _take(self, event: Configured) -> None:
+        self._effects.configure(event.models)
+        self._units = {spec.unit: name for name, spec in replicas_of(event.models).items()}
+        self._dispatcher.dispatch(event)
         self._manager.watch(tuple(self._units), self._unit_changed)
 
     def _unit_changed(self, status: UnitStatus) -> None:

@@ -31,6 +31,13 @@ def configured(turn: Turn, event: Configured) -> None:
         fleet.models[spec.name] = model
         for name in (spec.name, *spec.aliases):
             fleet.names[name] = model
+    for name in event.outdated:
+        _outdate(turn, fleet.replicas[name])
+    for left in event.left_over:
+        # As if it had been taken away now: its unit goes down, and then it is forgotten.
+        replica = Replica(left, Life.STARTING, turn.now, op_began=turn.now, job_ended=True)
+        replica.record = records.get(left.name)
+        fleet.replicas[left.name] = replica
     kept = {replica.name for model in fleet.models.values() for replica in model.replicas}
     for replica in fleet.replicas.values():
         if replica.name not in kept and not replica.leaving:
@@ -74,10 +81,14 @@ def _take(
         before.serve != after.serve or before.aliases != after.aliases or replica.spec != spec
     )
     if command_changed and replica.life not in (Life.STOPPED, Life.FAILED):
-        replica.stale = True
-        turn.note(NoteKind.RECONFIGURED, replica, "its command changed: it is restarted when nothing is in flight")
+        _outdate(turn, replica)
     replica.spec = spec
     return replica
+
+
+def _outdate(turn: Turn, replica: Replica) -> None:
+    replica.stale = True
+    turn.note(NoteKind.RECONFIGURED, replica, "its command changed: it is restarted when nothing is in flight")
 
 
 def drop_left(turn: Turn) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import Probe, UnitStatus
 from supervisord.core.record import Record
-from supervisord.core.spec import ModelSpec, SupervisorSpec
+from supervisord.core.spec import ModelSpec, ReplicaSpec, SupervisorSpec
 from supervisord.core.verbs import Verb
 
 
@@ -101,6 +101,10 @@ class Configured:
     records: tuple[tuple[str, Record], ...] = ()
     #: What whole engines answered, by replica, with the invocation that it was taken in.
     fingerprints: tuple[tuple[str, str, Fingerprint], ...] = ()
+    #: At the start: replicas that run with another command than is configured now ...
+    outdated: tuple[str, ...] = ()
+    #: ... and those of ours that run and are not configured any more.
+    left_over: tuple[ReplicaSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

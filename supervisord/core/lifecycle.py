@@ -352,7 +352,9 @@ def become_routable(turn: Turn, replica: Replica, *, fresh: bool) -> None:
 def save_record(turn: Turn, replica: Replica) -> None:
     """Bring the settled truth (level, hold) to disk; nobody waits for it, the intent there is safe meanwhile."""
     level = replica.level if replica.life is Life.ASLEEP else 0
-    invocation = replica.invocation if level else ""
+    # Held down: which run is to be stopped, for the daemon after us if we do not come to it.
+    stops = replica.hold is Hold.DOWN and replica.goal is Goal.STOPPED
+    invocation = replica.invocation if level or stops else ""
     record = Record(level, Phase.SETTLED, invocation, replica.hold, turn.now)
     wanted = record if level or replica.hold is not Hold.NONE else None
     if wanted is None and replica.record is None:

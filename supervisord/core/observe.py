@@ -24,7 +24,7 @@ from supervisord.core.lifecycle import (
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.recovery import Verdict, judge
 from supervisord.core.replica import Goal, Replica
-from supervisord.core.states import Cause, Health, Life
+from supervisord.core.states import Cause, Health, Hold, Life
 
 #: Between looks at an engine that is loading, in its first seconds and later.
 LOADING_LOOK_EARLY = 0.25
@@ -82,6 +82,10 @@ def _came_up(turn: Turn, replica: Replica, *, adopted: bool) -> None:
     kind = NoteKind.ADOPTED if adopted else NoteKind.DRIFT
     words = "found running" if adopted else "was started by somebody"
     turn.note(kind, replica, f"{replica.spec.unit} {words}")
+    record = replica.record
+    if adopted and record is not None and record.hold is Hold.DOWN and record.invocation == replica.invocation != "":
+        # It was said to go down, and that was not finished. (A later run was started by somebody in spite of the hold.)
+        set_goal(turn, replica, Goal.STOPPED)
 
 
 def _starting_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:

@@ -213,8 +213,8 @@ def _command(turn: Turn, replica: Replica, command: Command) -> None:
             _set_hold(turn, replica, Hold.NONE)
             set_goal(turn, replica, Goal.AWAKE, ticket=ticket)
         case Verb.STOP:
-            _set_hold(turn, replica, Hold.DOWN)
             set_goal(turn, replica, Goal.STOPPED, ticket=ticket)
+            _set_hold(turn, replica, Hold.DOWN)
         case Verb.RESTART:
             set_goal(turn, replica, Goal.RESTARTED, ticket=ticket)
         case Verb.DRAIN:
@@ -295,5 +295,11 @@ def idle_due(fleet: Fleet, replica: Replica) -> float | None:
 
 
 def adopted(fleet: Fleet) -> bool:
-    """The first reconciliation is done: every unit was read, and every running engine looked at once."""
-    return all(r.unit is not None and (not r.unit_up or r.looked) for r in fleet.replicas.values())
+    """The first reconciliation is done: every unit was read, and every running engine looked at once.
+
+    Those that are to be stopped are nobody's to wait for.
+    """
+    return all(
+        r.leaving or (r.unit is not None and (not r.unit_up or r.looked or r.life is Life.STOPPING))
+        for r in fleet.replicas.values()
+    )

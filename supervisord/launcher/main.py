@@ -19,6 +19,7 @@ from supervisord.launcher.command import Launch, LaunchError, find, launch, shel
 from supervisord.launcher.explain import explanation, output_of
 from supervisord.launcher.notify import Notifier
 from supervisord.launcher.preflight import Busy, preflight
+from supervisord.launcher.started import write
 from supervisord.launcher.watcher import Pace, start_watcher
 
 #: sysexits.h. systemd's RestartPreventExitStatus= has 78: nothing but a person can mend it.
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(shell_line(plan) + "\n")
             return 0
         program = preflight(plan)
+        write(plan, config, runtime_directory(os.environ, arguments.system))
     except (ConfigError, LaunchError) as error:
         return _refuse(error, EX_CONFIG)
     except Busy as error:

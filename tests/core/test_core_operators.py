@@ -29,6 +29,28 @@ def test_a_hold_outlives_the_daemon():
     assert world.admit().code is RefusalCode.MODEL_HELD
 
 
+def test_a_stop_that_the_daemon_did_not_come_to_is_finished_by_the_next_one():
+    before = ready_world()
+    before.admit()  # in flight, so the stop waits
+    before.command("a", Verb.STOP)
+    before.run()
+    assert before.life() is Life.DRAINING
+    after = World(model(), records=before.disk, running=("a",))
+    after.run()
+    assert (after.life(), after.replica().hold) == (Life.STOPPED, Hold.DOWN)
+    assert after.disk["a"].invocation == ""
+
+
+def test_a_run_that_somebody_started_in_spite_of_the_hold_is_left_to_them():
+    record = Record(0, Phase.SETTLED, "", Hold.DOWN, 0.0)
+    world = World(model(), records={"a": record}, running=("a",))
+    world.run()
+    assert world.life() is Life.READY
+    assert world.admit().code is RefusalCode.MODEL_HELD
+    # And the daemon after this one leaves it, too.
+    assert World(model(), records=world.disk, running=("a",)).pending_of(RunUnitJob) == []
+
+
 def test_drain_keeps_the_engine_running_without_requests():
     world = World(model(replicas=("a", "b")), running=("a", "b"))
     world.run()

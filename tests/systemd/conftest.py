@@ -7,7 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,35 @@ def _private_manager() -> None:
     """Without a manager of their own these tests fail, rather than skip or touch the units of whoever runs them."""
     if os.environ.get("PRIVATE_MANAGER") != "1" or not Path(os.environ["XDG_RUNTIME_DIR"], "systemd/private").exists():
         pytest.fail(f"these tests need a user manager of their own; run (as root): {COMMAND}", pytrace=False)
+
+
+class CrashPoints:
+    """The points at which the supervisor was killed, and the garbage that engines answered to clients afterwards."""
+
+    def __init__(self) -> None:
+        self.points: list[str] = []
+        self.garbage = 0
+
+    def tried(self, points: Iterable[str], garbage: int) -> None:
+        self.points += points
+        self.garbage += garbage
+
+
+CRASH_POINTS = pytest.StashKey[CrashPoints]()
+
+
+@pytest.fixture(scope="session")
+def crash_points(pytestconfig: pytest.Config) -> CrashPoints:
+    """Where a test tells at which points it killed the supervisor; printed at the end of the run."""
+    return pytestconfig.stash.setdefault(CRASH_POINTS, CrashPoints())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash.get(CRASH_POINTS, None)
+    if found is not None:
+        terminalreporter.section("crash points")
+        terminalreporter.write_line("\n".join(found.points))
+        terminalreporter.write_line(f"{len(found.points)} points tried, {found.garbage} answers were garbage")
 
 
 def systemctl(*args: str, check: bool = True) -> str:
