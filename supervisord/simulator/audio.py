@@ -9,7 +9,7 @@ from aiohttp import BodyPartReader, web
 
 from supervisord.simulator.api import Api, ApiError, Body
 from supervisord.simulator.generation import Output, Work
-from supervisord.simulator.openai import ChatFrames
+from supervisord.simulator.openai_frames import ChatFrames
 
 #: Encoder tokens per byte of audio: Whisper's 1500 for 30 s of 16 kHz, 16 bit sound.
 BYTES_PER_AUDIO_TOKEN = 640

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from supervisord.simulator.api import DONE, Api, ApiError, Body, bad_request, event, now, required
-from supervisord.simulator.generation import Generation, Output, Work
+from supervisord.simulator.api import Api, ApiError, Body, bad_request, now, required
+from supervisord.simulator.generation import Generation, Work
+from supervisord.simulator.openai_frames import ChatFrames, CompletionFrames, logprobs_of
 from supervisord.simulator.tokens import (
     BYTES_PER_TOKEN,
     content_text,
@@ -20,6 +20,7 @@ from supervisord.simulator.tokens import (
     render_chat,
     small_ids,
 )
+from supervisord.simulator.toolcalls import ToolCallFrames, tool_call
 
 #: vLLM's default of --max-logprobs.
 MAX_LOGPROBS = 20
@@ -64,23 +65,6 @@ def prompt_tokens(generation: Generation) -> list[tuple[str, float | None]]:
     ]
 
 
-def logprobs_of(tokens: Sequence[tuple[str, float | None]], offset: int = 0) -> Body:
-    """The ``logprobs`` object of /v1/completions. ``offset``: characters of the answer before them.
-
-    Of the likeliest tokens at each place it knows only the one that was taken.
-    """
-    offsets = []
-    for text, _ in tokens:
-        offsets.append(offset)
-        offset += len(text)
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [logprob for _, logprob in tokens],
-        "tokens": [text for text, _ in tokens],
-        "top_logprobs": [None if logprob is None else {text: logprob} for text, logprob in tokens],
-    }
-
-
 class OpenAi:
     """The OpenAI dialect."""
 
@@ -116,13 +100,23 @@ class OpenAi:
             raise bad_request("messages must not be empty", "messages")
         prompt = render_chat(messages, body.get("tools"))
         work = self._work(body, prompt, content_text(messages[-1].get("content")))
+        call = tool_call(body, messages)
+        if call is not None:
+            work = replace(work, limit=min(work.limit, 1 + count(call.arguments.encode())))
         request_id = self._api.request_id(request, "chatcmpl")
         async with self._api.generating(request_id, work) as generation:
-            frames = ChatFrames(self._api, body, generation, model)
+            frames = (
+                ToolCallFrames(self._api, body, generation, model, call)
+                if call
+                else ChatFrames(self._api, body, generation, model)
+            )
             if body.get("stream"):
                 return await self._api.stream(request, generation, frames)
             reason = await self._api.collect(generation)
             message: Body = {"role": "assistant", "content": generation.text, "refusal": None, "tool_calls": []}
+            if call is not None and reason != "abort":
+                message |= {"content": None, "tool_calls": [call.as_body()]}
+                reason = "tool_calls"
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
             return web.json_response(frames.envelope("chat.completion", [choice], usage=True))
 
@@ -205,84 +199,6 @@ class OpenAi:
             min_tokens=int(body.get("min_tokens") or 0),
             stop=stop_words(body),
             salt=str(body.get("cache_salt") or ""),
-        )
-
-
-class OpenAiFrames:
-    """What the chunks of the OpenAI dialect have in common."""
-
-    object = ""
-
-    def __init__(self, api: Api, body: Body, generation: Generation, model: str) -> None:
-        self._api, self._generation, self._model = api, generation, model
-        options = body.get("stream_options") or {}
-        self._usage = bool(options.get("include_usage"))
-        self._running_usage = self._usage and bool(options.get("continuous_usage_stats"))
-        self._created = now()
-
-    def envelope(self, kind: str, choices: list[Body], usage: bool) -> Body:
-        body: Body = {
-            "id": self._generation.id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "system_fingerprint": self._api.options.name,
-            "choices": choices,
-        }
-        if usage:
-            body["usage"] = self._api.usage(self._generation)
-        return body
-
-    def chunk(self, choice: Body) -> str:
-        return event(self.envelope(self.object, [choice], self._running_usage))
-
-    def close(self) -> Iterable[str]:
-        if self._usage:
-            yield event(self.envelope(self.object, [], usage=True))
-        yield DONE
-
-    def failed(self, message: str) -> Iterable[str]:
-        """The engine died in mid-stream: vLLM says so and then, misleadingly, [DONE]."""
-        yield event(ApiError(500, "InternalServerError", message).body())
-        yield DONE
-
-
-class ChatFrames(OpenAiFrames):
-    object = "chat.completion.chunk"
-
-    def open(self) -> Iterable[str]:
-        delta = {"role": "assistant", "content": ""}
-        yield self.chunk({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
-
-    def piece(self, output: Output) -> Iterable[str]:
-        choice: Body = {
-            "index": 0,
-            "delta": {"content": output.text},
-            "logprobs": None,
-            "finish_reason": output.finish,
-        }
-        if output.finish is not None:
-            choice["stop_reason"] = None
-        yield self.chunk(choice)
-
-
-class CompletionFrames(OpenAiFrames):
-    object = "text_completion"
-
-    def __init__(self, api: Api, body: Body, generation: Generation, model: str) -> None:
-        super().__init__(api, body, generation, model)
-        self._sent = 0
-
-    def open(self) -> Iterable[str]:
-        return ()
-
-    def piece(self, output: Output) -> Iterable[str]:
-        logprobs = None
-        if self._generation.work.logprobs and output.logprob is not None:
-            logprobs = logprobs_of([(output.text, output.logprob)], self._sent)
-        self._sent += len(output.text)
-        yield self.chunk(
-            {"index": 0, "text": output.text, "logprobs": logprobs, "finish_reason": output.finish, "stop_reason": None}
         )
 
 

@@ -13,8 +13,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
-from vllmproduct import Product, Replica, chat, chat_body, free_port, running, until
+from vllmproduct import PATIENCE, Product, Replica, chat, chat_body, free_port, run, running, until
 
 pytestmark = pytest.mark.vllm
 
@@ -121,6 +122,38 @@ async def test_the_next_turn_goes_where_its_prefix_is_cached(product: Product) -
         assert [hits[name] for name in hits if name != replica] == [0]
         used.add(replica)
     assert used == {"tiny-a", "tiny-b"}  # first turns are spread
+
+
+async def test_openais_client_gets_the_same_answer_whole_and_in_pieces(product: Product) -> None:
+    messages = [{"role": "user", "content": "Tell me of the cache."}]
+    base = f"http://127.0.0.1:{product.port}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key="unused", max_retries=0, timeout=PATIENCE) as client:
+        whole = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0)
+        stream = await client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True
+        )
+        said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert said == whole.choices[0].message.content
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 12
+        with pytest.raises(openai.BadRequestError) as too_long:
+            await client.chat.completions.create(model="tiny", messages=messages, max_tokens=100_000)
+        assert "100000" in too_long.value.message
+
+
+async def test_vllms_own_benchmark_runs_over_the_port_without_a_failure(product: Product, engine_dir: Path) -> None:
+    result = product.directory / "bench.json"
+    command = (
+        *(str(engine_dir / "venv/bin/vllm"), "bench", "serve", "--backend", "openai-chat"),
+        *("--base-url", f"http://127.0.0.1:{product.port}", "--endpoint", "/v1/chat/completions"),
+        *("--model", "tiny", "--tokenizer", str(engine_dir / "tiny"), "--dataset-name", "random"),
+        *("--random-input-len", "64", "--random-output-len", "8", "--num-prompts", "16", "--max-concurrency", "8"),
+        *("--save-result", "--result-dir", str(result.parent), "--result-filename", result.name, "--ignore-eos"),
+    )
+    await asyncio.to_thread(run, "env", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", *command)
+    told = json.loads(result.read_text())
+    assert (told["completed"], told["failed"]) == (16, 0)
+    assert told["total_output_tokens"] == 16 * 8
 
 
 async def test_vllmctl_sleeps_and_a_request_wakes_from_level_1(product: Product) -> None:
@@ -258,3 +291,18 @@ async def test_idle_engines_are_stopped_and_a_request_starts_one_again(product: 
 def _woken_and_other(product: Product, name: str) -> tuple[Replica, Replica]:
     first, second = product.replicas
     return (first, second) if first.name == name else (second, first)
+
+
+async def test_a_pooling_model_beside_it_gives_openais_client_its_vectors(product: Product, model_config: str) -> None:
+    served = model_config.replace("models.tiny", "models.vectors").replace('aliases = ["tiny-alias"]', "")
+    served = served.replace("replicas.tiny-a]", "replicas.vectors-a]").replace("[models.vectors.replicas.tiny-b]", "")
+    product.configure("vectors.toml", served.replace("dtype =", 'runner = "pooling"\ndtype ='))
+    product.vllmctl("reload")
+    base = f"http://127.0.0.1:{product.port}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key="unused", max_retries=0, timeout=PATIENCE) as client:
+        packed = await client.embeddings.create(model="vectors", input=["one text", "another"])
+        plain = await client.embeddings.create(model="vectors", input="one text", encoding_format="float")
+    one, other = (each.embedding for each in packed.data)
+    assert one == pytest.approx(plain.data[0].embedding, abs=0.02)  # two batches of bfloat16
+    assert one != other
+    product.vllmctl("down", "vectors")

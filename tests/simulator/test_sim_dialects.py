@@ -52,6 +52,35 @@ async def test_chat_completion_body(start: Start) -> None:
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + 5
 
 
+def with_tool(text: str, **more: Any) -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    return {**chat_body(text, max_tokens=64), "tools": [tool], **more}
+
+
+async def test_a_tool_that_the_user_names_is_called_with_the_object_that_the_user_gives(start: Start) -> None:
+    client = await start()
+    _, body = await client.post("/v1/chat/completions", with_tool('call get_weather with {"city": "Ulm"} {or not'))
+    choice = body["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    function = choice["message"]["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("get_weather", {"city": "Ulm"})
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "called"),
+    [
+        ("what is it like?", "auto", False),
+        ("call get_weather", "none", False),
+        ("what is it like?", "required", True),
+        ("what is it like?", {"type": "function", "function": {"name": "get_weather"}}, True),
+    ],
+)
+async def test_the_tool_choice_decides(start: Start, text: str, choice: object, called: bool) -> None:
+    client = await start()
+    _, body = await client.post("/v1/chat/completions", with_tool(text, tool_choice=choice))
+    assert bool(body["choices"][0]["message"]["tool_calls"]) is called
+
+
 async def test_a_missing_model_is_the_first_served_name_and_an_alias_is_echoed(start: Start) -> None:
     client = await start()
     body = chat_body("hi")
