@@ -21,7 +21,6 @@ from proxy.policies.policy import Policy
 from proxy.reply import Reply
 from proxy.request import read_json
 from proxy.routes import Prompt, Route
-from proxy.routing import PolicyBook
 from proxy.session import Engine, EngineRefused, Respell, Session
 from proxy.upgrade import answer_lines, check_handshake
 from proxy.waiting import wait_for_replica
@@ -58,7 +57,7 @@ class Realtime:
         outcome: Outcome,
         request_id: str,
         spec: ProxySpec,
-        policies: PolicyBook,
+        policy_of: Callable[[str], Policy],
     ) -> None:
         """One session from its handshake to its end; raises ``ProxyError`` and ``ClientGone``."""
         check_handshake(request.head, spec.cors_origins)
@@ -70,7 +69,7 @@ class Realtime:
             outcome.model, outcome.stream = model, True
             facts = Facts(model)
             exchange = Exchange(request_id, route, request.head, Body(0), False, facts, model, None, outcome)
-            policy = policies.policy(model)
+            policy = policy_of(model)
             visit = _Visit(exchange, session, reply, policy, asked)
             await self._attempts.run(
                 exchange, policy, lambda wait: self._wait(wait, visit), lambda lease: self._attempt(lease, visit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 from proxy.cors import Cors
 from proxy.errors import ProxyError, bad_request
@@ -75,7 +76,8 @@ class Service:
                 entry = model_entry(self._admission.listing(), match.argument)
                 await reply.answer(200, _JSON, json.dumps(entry).encode())
             case Handler.REALTIME:
-                await self._realtime.serve(request, match.route, reply, outcome, request_id, self.spec, self._policies)
+                policy_of = partial(self._routed, request)
+                await self._realtime.serve(request, match.route, reply, outcome, request_id, self.spec, policy_of)
             case Handler.NOT_RELAYED:
                 raise ProxyError(501, "not_relayed", f"{match.route.path} is not relayed yet")
             case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
@@ -116,6 +118,9 @@ class Service:
             return facts, model
         parent = model_with_adapter(self._admission.listing(), model)
         return (facts, model) if parent is None else (facts.with_adapter(model), parent)
+
+    def _routed(self, request: Request, model: str) -> Policy:
+        return self._policy(request, self._adapted(Facts(model), model)[1])
 
     def _policy(self, request: Request, model: str) -> Policy:
         try:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import WSCloseCode, web
 
 from supervisord.simulator.clock import Clock
 from supervisord.simulator.engine import Engine
@@ -86,6 +86,8 @@ class Api:
         self.handling = 0
         self.quiet = asyncio.Event()
         self.quiet.set()
+        #: Realtime sessions that are open.
+        self.sessions: set[web.WebSocketResponse] = set()
 
     # --- the way in -----------------------------------------------------------------------------------------------
 
@@ -153,6 +155,12 @@ class Api:
     def request_id(self, request: web.Request, prefix: str) -> str:
         """``chatcmpl-`` and the client's X-Request-Id, or a random one."""
         return f"{prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
+
+    async def close_sessions(self) -> None:
+        """Say goodbye to realtime sessions, as uvicorn does at its end."""
+        for session in list(self.sessions):
+            with suppress(ConnectionError):
+                await session.close(code=WSCloseCode.SERVICE_RESTART)
 
     # --- the way out ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from supervisord.simulator import anthropic, audio, control, dev, openai, pooling, responses
+from supervisord.simulator import anthropic, audio, control, dev, openai, pooling, realtime, responses
 from supervisord.simulator.api import Api, ApiError
 from supervisord.simulator.log import EngineLog
 
@@ -25,7 +25,7 @@ def build(api: Api, log: EngineLog, arm: control.Arm) -> web.Application:
     """``arm``: how /sim/fault arms a fault."""
     application = web.Application(middlewares=[_counting(api), _errors(log), _api_key(api)], client_max_size=NO_LIMIT)
     application.add_routes(_basic(api))
-    for dialect in (openai, pooling, *((anthropic, responses, audio) if api.options.generates else ())):
+    for dialect in (openai, pooling, *((anthropic, responses, audio, realtime) if api.options.generates else ())):
         application.add_routes(dialect.routes(api))
     if api.options.dev_mode:
         application.add_routes(dev.routes(api))
@@ -83,6 +83,8 @@ def _errors(log: EngineLog) -> Middleware:
         except ApiError as error:
             return _answer(request, error)
         except web.HTTPException as error:
+            if error.status == HTTPStatus.NOT_FOUND and request.headers.get("Upgrade", "").lower() == "websocket":
+                return web.Response(status=HTTPStatus.FORBIDDEN)  # what a WebSocket without a route is answered
             phrase = HTTPStatus(error.status).phrase
             body = {"error": {"message": phrase, "type": phrase, "param": None, "code": error.status}}
             return web.json_response(body, status=error.status)

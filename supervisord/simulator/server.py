@@ -199,6 +199,7 @@ class Simulator:
         if not self.options.shutdown_timeout:
             self._shut()
             self.engine.abort()
+            await self._api.close_sessions()
             await self._last_answers(STOP_SECONDS)
         else:
             # The listener stays, /health stays 200, new requests get 500; streams have N seconds, then they hang.
