@@ -100,6 +100,11 @@ class PublicProxy:
         """Requests that are being answered, local ones included."""
         return len(self._live)
 
+    @property
+    def connected(self) -> int:
+        """Clients that are connected."""
+        return len(self._server.connections) if self._server is not None else 0
+
     async def stop_accepting(self) -> None:
         """Close the listening sockets; a socket that systemd holds too queues connections for the next process."""
         while self._listeners:

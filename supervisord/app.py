@@ -29,11 +29,12 @@ from supervisord.core.spec import Config
 from supervisord.credentials import CredentialKeeper
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
-from supervisord.fleet_events import journal_note
+from supervisord.fleet_events import FleetEvents
 from supervisord.heartbeat import Heartbeat
 from supervisord.launcher.started import read_all
-from supervisord.listeners import ListenFailed, listening
+from supervisord.listeners import STATUS_FD_NAME, ListenFailed, address_of, listening
 from supervisord.loop import Dispatcher
+from supervisord.monitoring.port import StatusPort
 from supervisord.operate import Operator
 from supervisord.ports import UnitError
 from supervisord.reload import Reloader, engine_for
@@ -125,35 +126,47 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         inspector = ProcessInspector(manager)
         effects = Effects(manager, state, engine_for, inspector, inspector)
         stack.push_async_callback(effects.close)
-        dispatcher = Dispatcher(effects.perform, journal_note)
+        events = FleetEvents()
+        dispatcher = Dispatcher(effects.perform, events.note)
         stack.callback(dispatcher.close)
         effects.report_to(dispatcher.dispatch)
 
-        # The first reconciliation: running engines are adopted as they are, before anybody is let in.
         heartbeat = Heartbeat(notifier, dispatcher, watchdog_interval(os.environ, os.getpid()))
         stack.callback(heartbeat.stop)
         reloader = Reloader(config, read_config, dispatcher, effects, manager, notifier, credentials)
+
+        # Who only watches may look from here on.
+        listen: tuple[str, ...] = ()
+
+        def facts() -> ManagerFacts:
+            now = reloader.config
+            simulated = any(m.serve is not None and m.serve.engine == "simulator" for m in now.models)
+            return ManagerFacts(__version__, listen, now.files, str(state.path), simulated)
+
+        status = StatusPort(dispatcher.view, facts, events)
+        stack.push_async_callback(status.close)
+        await status.open(handed_over.get(STATUS_FD_NAME, ()), config)
+        reloader.also.append(status.reconfigure)
+
+        # The first reconciliation: running engines are adopted as they are, before anybody is let in.
         reloader.begin(state.load(), state.load_fingerprints(replicas_of(config.models)), read_all(runtime_dir))
         heartbeat.start()
         await heartbeat.while_starting(reloader.adopted())
 
         # The port accepts ...
         operator = Operator(dispatcher, reloader.reload)
+        operator.subscribe_failovers(events.failed_over)
         proxy = PublicProxy(dispatcher, config.proxy, config.models, operator.failed_over)
         proxy.guard(credentials.now)
         credentials.changed.append(proxy.guard)
         stack.push_async_callback(proxy.stop)
         reloader.reconfigured.append(lambda new: proxy.reconfigure(new.proxy, new.models))
         sockets = listening(handed_over, config.proxy.listen)
-        listen = tuple(_address_of(sock) for sock in sockets)
+        listen = tuple(address_of(sock) for sock in sockets)
         await proxy.start(sockets)
+        status.feed(proxy)
 
         # ... and the bus name is ours.
-        def facts() -> ManagerFacts:
-            now = reloader.config
-            simulated = any(m.serve is not None and m.serve.engine == "simulator" for m in now.models)
-            return ManagerFacts(__version__, listen, now.files, str(state.path), simulated)
-
         address = system_bus_address(os.environ) if options.system else session_bus_address(os.environ)
         bus = BusService(operator, facts, address)
         await bus.start()
@@ -187,11 +200,6 @@ def _state_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME", "")
     home = Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state"
     return home / "vllm-supervisord"
-
-
-def _address_of(sock: object) -> str:
-    name = sock.getsockname()  # type: ignore[attr-defined]
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""The sockets of the public port: systemd's where it hands some over, else our own."""
+"""The sockets that we accept on: systemd's where it hands some over, else our own."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-#: The FileDescriptorName= of vllm-supervisord.socket.
-PROXY_FD_NAME = "proxy"
+#: The FileDescriptorName= of vllm-supervisord.socket, and of a socket unit for the status listener.
+PROXY_FD_NAME, STATUS_FD_NAME = "proxy", "status"
 BACKLOG = 4096
 
 
@@ -18,11 +22,16 @@ def listening(handed_over: Mapping[str, Sequence[socket.socket]], listen: str) -
     """Sockets named ``proxy`` from systemd; without any, one bound to ``listen`` (``host:port``)."""
     given = list(handed_over.get(PROXY_FD_NAME, ()))
     for name, sockets in handed_over.items():
-        if name != PROXY_FD_NAME:
+        if name not in (PROXY_FD_NAME, STATUS_FD_NAME):
             for unknown in sockets:
                 unknown.close()
-    if given:
-        return given
+    return given or [bound(listen)]
+
+
+def bound(listen: str) -> socket.socket:
+    """A listening socket at ``host:port`` or ``unix:/path``; raises ``ListenFailed``."""
+    if listen.startswith("unix:"):
+        return _bound_unix(Path(listen.removeprefix("unix:")))
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     try:
@@ -38,4 +47,40 @@ def listening(handed_over: Mapping[str, Sequence[socket.socket]], listen: str) -
     except OSError as error:
         made.close()
         raise ListenFailed(f"cannot listen on {listen}: {error.strerror or error}") from None
-    return [made]
+    return made
+
+
+def unbind(listen: str) -> None:
+    """Take away what a closed socket of ``bound`` has left: the file of a Unix socket."""
+    if listen.startswith("unix:"):
+        with contextlib.suppress(OSError):
+            Path(listen.removeprefix("unix:")).unlink()
+
+
+def address_of(sock: socket.socket) -> str:
+    """``host:port`` or ``unix:/path``, for people."""
+    name = sock.getsockname()
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
+
+
+def _bound_unix(path: Path) -> socket.socket:
+    """What a process that was killed left behind is replaced; what somebody listens on is not."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_stale(path):
+            path.unlink()
+        made.bind(os.fspath(path))
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise ListenFailed(f"cannot listen on unix:{path}: {error.strerror or error}") from None
+    return made
+
+
+def _is_stale(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                return probe.connect_ex(os.fspath(path)) != 0
+    return False

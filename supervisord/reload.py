@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from supervisord.config.changes import changes
 from supervisord.config.problems import ConfigError
@@ -55,6 +55,8 @@ class Reloader:
         self.config = config
         #: Called with every new configuration.
         self.reconfigured: list[Callable[[Config], None]] = []
+        #: Called after those; what they say is told to who asked for the reload, one sentence each.
+        self.also: list[Callable[[Config], Awaitable[Sequence[str]]]] = []
         self._read = read
         self._credentials = credentials or CredentialKeeper({})
         self._dispatcher, self._effects, self._manager, self._notifier = dispatcher, effects, manager, notifier
@@ -99,6 +101,8 @@ class Reloader:
                 for tell in self.reconfigured:
                     tell(new)
                 said += self._credentials.take(credentials)
+                for ask in self.also:
+                    said += await ask(new)
             except ConfigError as error:
                 log.error("the configuration was not taken over: %s", error)
                 raise ControlError(ErrorCode.CONFIG_INVALID, str(error)) from None

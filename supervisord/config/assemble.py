@@ -67,7 +67,9 @@ class Assembler:
         if supervisor.backoff_min > supervisor.backoff_max:
             longest = spell_duration(supervisor.backoff_max)
             self._complain(("supervisor", "backoff_min"), f"must not be longer than backoff_max ({longest})")
-        self._listen(proxy.listen)
+        self._listen("listen", proxy.listen, ": the proxy would talk to itself")
+        if proxy.status_listen is not None:
+            self._status_listen(proxy.status_listen, proxy.listen)
         self._allow_clients(_given(values, "proxy").get("allow_clients"))
         self._tls(values.get("proxy"))
         return config
@@ -82,8 +84,24 @@ class Assembler:
         else:
             seen[what] = path
 
-    def _listen(self, listen: str) -> None:
-        path = ("proxy", "listen")
+    def _status_listen(self, listen: str, public: str) -> None:
+        path = ("proxy", "status_listen")
+        if listen.startswith("unix:"):
+            try:
+                endpoint = parse_endpoint(listen)
+            except ValueError as error:
+                self._complain(path, str(error))
+                return
+            if endpoint.same_place() in self._endpoints:
+                replica = self._endpoints[endpoint.same_place()]
+                self._complain(path, f"is the endpoint of [{spelled_path(replica)}]")
+        elif listen == public and not listen.endswith(":0"):
+            self._complain(path, "is the public port's address: this listener is not for clients")
+        else:
+            self._listen("status_listen", listen)
+
+    def _listen(self, key: str, listen: str, why: str = "") -> None:
+        path = ("proxy", key)
         try:
             host, port = parse_address(listen)
         except ValueError as error:
@@ -96,7 +114,7 @@ class Assembler:
                 and engine_port == port
                 and (engine_host == host or (local and host in ("0.0.0.0", "::", "localhost")))
             ):
-                self._complain(path, f"is the endpoint of [{spelled_path(replica)}]: the proxy would talk to itself")
+                self._complain(path, f"is the endpoint of [{spelled_path(replica)}]{why}")
 
     def _allow_clients(self, networks: tuple[str, ...] | None) -> None:
         path = ("proxy", "allow_clients")

@@ -53,6 +53,9 @@ ORIGIN = Form(
     r"\*|[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?",
     "an origin in lower case and without a path, e.g. https://chat.example or http://localhost:3000, or *",
 )
+STATUS_LISTEN = Form(
+    rf"(?:{LISTEN.pattern}|unix:/[^\x00]+)", "an address: HOST:PORT, e.g. 127.0.0.1:9100, or unix:/ABSOLUTE/PATH"
+)
 VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 OPTION_NAME = Form(
     r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*", "an option's name as vLLM spells it, without the leading dashes"
@@ -119,6 +122,16 @@ PROXY = Table(
             "Its private key in PEM form, without a password: a file that only you can read, or `credential:NAME`.",
             "",
             shown="none",
+        ),
+        Key(
+            "status_listen",
+            Text(STATUS_LISTEN),
+            "Where Prometheus and its like find `/metrics`, `/health`, `/ready` and `/status` (monitoring.md), never on"
+            " the public port. There is no authentication, so keep it on this machine or a network of your own. Ignored"
+            " when systemd hands over a socket named `status`. An address that is taken is an error in the journal and"
+            " keeps nothing else from running; a reload tries again.",
+            _PROXY.status_listen,
+            shown="no such listener",
         ),
         Key("max_body", Size(minimum=1), "Largest request body that is accepted; 413 beyond it.", _PROXY.max_body),
         Key("keepalive", Duration(zero=True), "How long an idle client connection is kept.", _PROXY.keepalive),

@@ -155,19 +155,21 @@ class NoteKind(StrEnum):
     STOPPED = "stopped"
     ESCALATED = "escalated"
     FAILED = "failed"
+    EXPLAINED = "explained"
     DRIFT = "drift"
     ADOPTED = "adopted"
     HELD = "held"
     RELEASED = "released"
     RECONFIGURED = "reconfigured"
     RECORD_FAILED = "record_failed"
+    CANARY_PASSED = "canary_passed"
     CANARY_FAILED = "canary_failed"
     EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One structured journal line."""
+    """One structured journal line, and one count."""
 
     kind: NoteKind
     model: str
@@ -175,6 +177,10 @@ class Note:
     message: str
     #: True for what a person should look at.
     warning: bool = False
+    #: The sleep level that it is about; 0: about none.
+    level: int = 0
+    #: How long the wake or start took that it ends; None: it ends none.
+    seconds: float | None = None
 
 
 Effect = RunUnitJob | CallEngine | ProbeEngine | Persist | TakeFingerprint | SaveFingerprint | ReadLastLines

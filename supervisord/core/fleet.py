@@ -135,5 +135,14 @@ class Turn:
         """Whatever was awaited is no longer."""
         replica.op, replica.op_deadline, replica.steps, replica.step_index = 0, None, (), 0
 
-    def note(self, kind: NoteKind, replica: Replica, message: str, *, warning: bool = False) -> None:
-        self.actions.append(Note(kind, replica.spec.model, replica.name, message, warning))
+    def note(
+        self,
+        kind: NoteKind,
+        replica: Replica,
+        message: str,
+        *,
+        warning: bool = False,
+        level: int = 0,
+        seconds: float | None = None,
+    ) -> None:
+        self.actions.append(Note(kind, replica.spec.model, replica.name, message, warning, level, seconds))

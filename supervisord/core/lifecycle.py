@@ -106,7 +106,7 @@ def begin_sleep(turn: Turn, replica: Replica, level: int) -> None:
     """The gate is closed and nothing is in flight: go to ``level``."""
     turn.advance(replica, Cause.DRAINED_TO_SLEEP)
     replica.level = level
-    turn.note(NoteKind.SLEEP_STARTED, replica, f"falling asleep, level {level}")
+    turn.note(NoteKind.SLEEP_STARTED, replica, f"falling asleep, level {level}", level=level)
     _begin_sequence(turn, replica, sleep_steps(level))
 
 
@@ -114,7 +114,7 @@ def begin_wake(turn: Turn, replica: Replica, level: int, cause: Cause) -> None:
     """Wake from ``level``, or make weights whole that may not be (the same sequence)."""
     turn.advance(replica, cause)
     replica.level = level
-    turn.note(NoteKind.WAKE_STARTED, replica, f"waking from level {level}: {cause}")
+    turn.note(NoteKind.WAKE_STARTED, replica, f"waking from level {level}: {cause}", level=level)
     _begin_sequence(turn, replica, wake_steps(level, canary=wants_canary(turn, replica)))
 
 
@@ -246,6 +246,8 @@ def fingerprinted(turn: Turn, replica: Replica, seen: Fingerprint | None) -> Non
     elif why := difference(known, seen):
         _not_itself(turn, replica, why)
         return
+    else:
+        turn.note(NoteKind.CANARY_PASSED, replica, "answers as before")
     step_done(turn, replica)
 
 
@@ -279,14 +281,14 @@ def _slept(turn: Turn, replica: Replica) -> None:
     replica.generation += 1
     replica.known_invocation = replica.invocation
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
-    turn.note(NoteKind.SLEPT, replica, f"asleep, level {replica.level}")
+    turn.note(NoteKind.SLEPT, replica, f"asleep, level {replica.level}", level=replica.level)
     if replica.sleep_broken:
         message = (
             f"sleep {replica.level} left its memory in use (is it started with --enable-sleep-mode?),"
             " so it is stopped instead"
         )
         replica.last_error = message
-        turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True)
+        turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True, level=replica.level)
         if replica.goal is not Goal.AWAKE:
             fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, message)
             replica.goal = Goal.STOPPED
@@ -300,7 +302,8 @@ def _stay_awake(turn: Turn, replica: Replica, reason: str, *, nothing_done: bool
     if nothing_done:
         replica.rest_at = turn.now + REST_AGAIN
     replica.last_error = reason
-    turn.note(NoteKind.SLEEP_FAILED, replica, f"did not fall asleep, level {level}: {reason}", warning=True)
+    message = f"did not fall asleep, level {level}: {reason}"
+    turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True, level=level)
     if replica.goal is not None and replica.goal.level:
         fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, reason)
     if level == 2 and not nothing_done:
@@ -314,14 +317,15 @@ def _woken(turn: Turn, replica: Replica) -> None:
     seconds = turn.now - replica.op_began
     replica.wake_seconds[replica.level] = blend(replica.wake_seconds.get(replica.level, 0.0), seconds)
     replica.last_wake_seconds = seconds
-    turn.note(NoteKind.WOKEN, replica, f"awake after {seconds:.3f} s from level {replica.level}")
+    message = f"awake after {seconds:.3f} s from level {replica.level}"
+    turn.note(NoteKind.WOKEN, replica, message, level=replica.level, seconds=seconds)
     turn.advance(replica, Cause.ENGINE_AWAKE)
     become_routable(turn, replica, fresh=True)
 
 
 def _started(turn: Turn, replica: Replica) -> None:
     replica.start_seconds = turn.now - replica.op_began
-    turn.note(NoteKind.READY, replica, f"ready after {replica.start_seconds:.3f} s")
+    turn.note(NoteKind.READY, replica, f"ready after {replica.start_seconds:.3f} s", seconds=replica.start_seconds)
     turn.advance(replica, Cause.ENGINE_AWAKE)
     become_routable(turn, replica, fresh=True)
 

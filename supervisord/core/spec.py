@@ -114,6 +114,8 @@ class ProxySpec:
     #: The files of the certificate (with its chain) and of its key, as above; both or none. Empty: plain HTTP.
     tls_certificate: str = ""
     tls_key: str = ""
+    #: ``host:port`` or ``unix:/path`` of the status listener; None: there is none, unless systemd hands one over.
+    status_listen: str | None = None
     #: Largest request body that is accepted, bytes (413 beyond).
     max_body: int = 256 * 1024 * 1024
     #: Seconds an idle client connection is kept.

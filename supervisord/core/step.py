@@ -159,7 +159,7 @@ def _apply_to(
         case LastLines(_, lines):
             if replica.life is Life.FAILED and replica.autopsy_until:
                 lifecycle.add_last_lines(replica, lines)
-                turn.note(NoteKind.FAILED, replica, replica.last_error, warning=True)
+                turn.note(NoteKind.EXPLAINED, replica, replica.last_error, warning=True)
         case Command():
             _command(turn, replica, event)
 

@@ -25,6 +25,18 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             "[proxy] listen: '8000' is not an address: HOST:PORT, e.g. 127.0.0.1:8000 or [::1]:8000",
         ),
         ('[proxy]\nlisten = "127.0.0.1:70000"', "[proxy] listen: '127.0.0.1:70000': the port must not be above 65535"),
+        (
+            '[proxy]\nstatus_listen = "9100"',
+            "[proxy] status_listen: '9100' is not an address: HOST:PORT, e.g. 127.0.0.1:9100, or unix:/ABSOLUTE/PATH",
+        ),
+        (
+            '[proxy]\nstatus_listen = "127.0.0.1:8000"',
+            "[proxy] status_listen: is the public port's address: this listener is not for clients",
+        ),
+        (
+            "[proxy]\nstatus_listen = 'unix:/%s'" % ("x" * 107),
+            f"[proxy] status_listen: the socket's path is 108 bytes long, the most is 107: /{'x' * 107}",
+        ),
         ('[proxy]\nlisten = "1.2.3:80"', "[proxy] listen: '1.2.3:80': '1.2.3' is not an IPv4 address"),
         (
             "[proxy]\nkeepalive = true",
@@ -239,6 +251,10 @@ TWO_MODELS = '[models.a.serve]\nmodel = "m"\n[models.b.serve]\nmodel = "m"\n'
         (
             TWO_MODELS + "[models.a.replicas.x]\nendpoint = 'http://localhost:8000'",
             "[proxy] listen: is the endpoint of [models.a.replicas.x]: the proxy would talk to itself",
+        ),
+        (
+            "[proxy]\nstatus_listen = 'unix:/e'\n" + TWO_MODELS + "[models.a.replicas.x]\nendpoint = 'unix:/e'",
+            "[proxy] status_listen: is the endpoint of [models.a.replicas.x]",
         ),
     ],
 )

@@ -118,6 +118,7 @@ def configs(draw: st.DrawFn) -> Config:
         cors_origins=draw(st.sampled_from([(), ("*",), ("http://localhost:3000", "https://a.example")])),
         forwarded=draw(st.sampled_from(["off", "both"])),
         route_headers=draw(st.booleans()),
+        status_listen=draw(st.sampled_from([None, "127.0.0.1:9100", "unix:/run/user/1000/status.sock"])),
         keepalive=draw(SECONDS),
         max_body=draw(st.integers(1, 2**45)),
         wait_comment_after=draw(st.none() | SECONDS),

@@ -38,6 +38,9 @@ RULES = {
     "supervisord/bus": (("supervisord.bus", "supervisord.core", "supervisord.control"), ("dbus_next",)),
     "supervisord/cli/bench": (("supervisord",), ("aiohttp", "dbus_next")),
     "supervisord/cli": (("supervisord",), ("dbus_next",)),
+    "supervisord/monitoring/collector.py": (("supervisord", "proxy.tally"), ("prometheus_client",)),
+    "supervisord/monitoring/server.py": (("supervisord.monitoring",), ("aiohttp",)),
+    "supervisord/monitoring": (("supervisord", "proxy"), ()),
     "supervisord/statedir.py": (("supervisord.core",), ()),
     "supervisord/app.py": (("supervisord", "proxy"), ("uvloop",)),
     "supervisord": (("supervisord", "proxy"), ()),
@@ -48,6 +51,7 @@ HOMES = {
     "dbus_next": ("supervisord/bus", "supervisord/sd/bus.py"),
     "pystemd": ("supervisord/sd/worker.py",),
     "sdnotify": ("supervisord/sd/notify.py",),
+    "prometheus_client": ("supervisord/monitoring/collector.py",),
 }
 
 

@@ -35,7 +35,7 @@ class Recorder:
 @pytest.fixture
 def policy(rig, monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(rig.proxy._policies, "policy", lambda model: recorder)
+    monkeypatch.setattr(rig.proxy._policies, "policy", lambda model, asked: recorder)
     return recorder
 
 
