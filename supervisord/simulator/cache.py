@@ -83,6 +83,12 @@ class BlockPool:
             found += 1
         return Hit(found * self.block_size, tainted)
 
+    def has_room(self, keys: Sequence[int], tokens: int) -> bool:
+        """Would a sequence of ``tokens`` tokens fit beside what is held? Looking keeps nothing from making room."""
+        found = self.match(keys, tokens).tokens // self.block_size
+        idle = sum(1 for key in keys[:found] if key in self._idle)
+        return -(-tokens // self.block_size) - found + idle <= self.capacity - self.in_use
+
     def take(self, keys: Sequence[int], tokens: int) -> tuple[Blocks, Hit]:
         """Hold what is there of a sequence of ``tokens`` tokens."""
         hit = self.match(keys, tokens)

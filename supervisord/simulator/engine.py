@@ -328,6 +328,7 @@ class Engine:
         logprob = generation.answer.logprob(seq.produced - 1, garbage)
         if work.logprobs:
             generation.tokens.append((piece, logprob))
+        generation.looked_at = generation.text
         whole = generation.text + piece
         for word in work.stop:
             at = whole.find(word)
@@ -344,18 +345,18 @@ class Engine:
     def _finish(self, generation: Generation, reason: str, now: float) -> None:
         del self._generations[generation.seq]
         self.scheduler.remove(generation.seq)
-        self.cache.store(
-            self.cache.keys(generation.work.prompt + generation.text.encode(), generation.work.salt, generation.keys),
-            generation.garbage,
-        )
+        # The last token was never looked at, so the cache does not have it.
+        known = generation.work.prompt + generation.looked_at.encode()
+        self.cache.store(self.cache.keys(known, generation.work.salt, generation.keys), generation.garbage)
         self.counters.finished += 1
         self.counters.garbage_answers += generation.garbage
         self.metrics.success[reason] += 1
         self.metrics.e2e.observe(now - generation.submitted)
 
     def _looked_up(self, seq: Seq, hit: Hit) -> None:
-        self.metrics.prefix_queries += seq.prompt_tokens
-        self.metrics.prefix_hits += hit.tokens
+        if not seq.preempted:  # as vLLM counts
+            self.metrics.prefix_queries += seq.prompt_tokens
+            self.metrics.prefix_hits += hit.tokens
         self.metrics.preemptions = self.scheduler.preemptions
 
     def _pause(self, mode: str) -> None:

@@ -62,6 +62,8 @@ class Generation:
     submitted: float
     outputs: asyncio.Queue[Output | EngineDead] = field(default_factory=asyncio.Queue)
     text: str = ""
+    #: The text without its newest token, whose keys and values are computed with the next.
+    looked_at: str = ""
     #: Text and log probability of each token so far, where they were asked for.
     tokens: list[tuple[str, float]] = field(default_factory=list)
     garbage: bool = False

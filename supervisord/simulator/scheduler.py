@@ -53,6 +53,9 @@ class Seq:
     on_hit: Callable[[Seq, Hit], None] = _ignore
     #: The first token of it that is there was computed by weights that were not whole.
     tainted: bool = False
+    #: It gave up its blocks at least once.
+    preempted: bool = False
+    #: Prompt tokens that were found when it was first admitted.
     cached: int = 0
     computed: int = 0
     produced: int = 0
@@ -177,13 +180,16 @@ class Scheduler:
     def _start(self, seq: Seq, budget: int) -> int:
         """Admit the first that waits; returns the tokens that it computes in this step, 0 where it does not fit."""
         total = seq.prompt_tokens + seq.produced
+        # All of it must fit now, although only this step's part is taken: what would soon have to go does not begin.
+        if self.running and not self.pool.has_room(seq.keys, total):
+            return 0
         blocks, hit = self.pool.take(seq.keys, total)
         tokens = min(budget, max(1, total - hit.tokens))
-        if not self.pool.grow(blocks, hit.tokens + tokens, force=not self.running):
-            self.pool.free(blocks)
-            return 0
+        self.pool.grow(blocks, hit.tokens + tokens, force=True)
         self.waiting.popleft()
-        seq.blocks, seq.cached, seq.computed = blocks, hit.tokens, hit.tokens
+        seq.blocks, seq.computed = blocks, hit.tokens
+        if not seq.preempted:
+            seq.cached = hit.tokens
         seq.tainted = seq.tainted or hit.tainted
         seq.on_hit(seq, hit)
         self.running.append(seq)
@@ -208,5 +214,6 @@ class Scheduler:
     def _preempt(self, seq: Seq) -> None:
         self.running.remove(seq)
         self.pool.free(seq.blocks)
-        seq.computed = seq.cached = 0
+        seq.computed = 0
+        seq.preempted = True
         self.waiting.appendleft(seq)

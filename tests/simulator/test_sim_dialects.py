@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -154,6 +155,27 @@ async def test_completions_take_text_or_token_ids(start: Start) -> None:
         texts.append(body["choices"][0]["text"])
     assert texts[0] == texts[1] == texts[2]
     assert (await client.post("/detokenize", {"tokens": ids}))[1] == {"prompt": "some words"}
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(1, 0), (2, 16)])
+async def test_the_last_token_of_an_answer_is_not_in_the_cache(start: Start, tokens: int, found: int) -> None:
+    client = await start()
+    prompt = "p" * 52  # with the twelve letters of the answer's first token it is one block
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    said = (await client.post("/v1/completions", body))[1]["choices"][0]["text"]
+    _, again = await client.post("/v1/completions", {"prompt": f"{prompt}{said} and so on", "max_tokens": 1})
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == found
+
+
+async def test_metrics_count_a_preempted_request_once(start: Start) -> None:
+    client = await start("--sim-kv-tokens", "1280")
+    asked = [{"prompt": f"{n}" * 1024, "max_tokens": 256, "ignore_eos": True} for n in range(4)]
+    answers = await asyncio.gather(*(client.post("/v1/completions", body) for body in asked))
+    assert [body["usage"]["completion_tokens"] for _, body in answers] == [256] * 4
+    assert [body["usage"]["prompt_tokens_details"]["cached_tokens"] for _, body in answers] == [0] * 4
+    assert client.engine.metrics.preemptions > 0
+    assert client.engine.metrics.prefix_queries == 4 * 256
+    assert client.engine.metrics.prefix_hits == 0
 
 
 async def test_a_chat_is_rendered_to_tokens_that_begin_as_those_of_its_earlier_turn(start: Start) -> None:

@@ -100,6 +100,50 @@ def test_what_does_not_fit_the_kv_cache_waits() -> None:
     assert sched.pool.in_use == 0
 
 
+def test_a_prompt_that_does_not_fit_whole_beside_what_runs_does_not_begin() -> None:
+    sched = scheduler(budget=256, kv_tokens=1280)
+    first, second = Seq(600, 50), Seq(900, 1)
+    sched.add(first)
+    while not first.produced:
+        step = sched.plan()
+        assert step
+        sched.commit(step)
+    sched.add(second)
+    order = []
+    while step := sched.plan():
+        order += [seq for seq in sched.commit(step) if seq.done]
+    assert order == [first, second]
+    assert sched.preemptions == 0
+
+
+def test_what_waits_for_room_does_not_keep_its_prefix_from_making_room() -> None:
+    sched = scheduler(budget=256, kv_tokens=1280)
+    talk = conversation("talk", 640)
+    sched.add(Seq(640, 1, talk))
+    run(sched)
+    first = Seq(480, 300)  # grows to all that is left, and beyond
+    sched.add(first)
+    while not first.produced:
+        step = sched.plan()
+        assert step
+        sched.commit(step)
+    second = Seq(1100, 1, [*talk, *conversation("more", 460)])
+    sched.add(second)
+    run(sched)
+    assert 0 < second.cached < 640
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    sched = scheduler(kv_tokens=1600)
+    seqs = [Seq(480, 200, conversation(f"{n}", 480)) for n in range(3)]
+    for seq in seqs:
+        sched.add(seq)
+    run(sched)
+    assert sched.preemptions > 0
+    assert [seq.preempted for seq in seqs] == [False, False, True]
+    assert [seq.cached for seq in seqs] == [0, 0, 0]
+
+
 def test_cached_tokens_are_not_computed_but_the_last_one_always_is() -> None:
     sched = scheduler()
     keys = conversation("x", 1600)
