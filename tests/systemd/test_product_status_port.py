@@ -131,6 +131,7 @@ async def test_a_model_that_is_scraped_all_the_time_goes_down_its_ladder_as_if_i
         return found["replica_state{model=idle,replica=idle,state=stopped}"] == 1
 
     await until(stopped, "it is stopped")
+    await fleet.becomes("idle", "stopped")
     rests = [step for step in fleet.history["idle"] if step[0] in ("asleep", "stopped")]
     assert rests[-3:] == [("asleep", 1), ("asleep", 2), ("stopped", 0)]
 
