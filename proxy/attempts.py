@@ -50,7 +50,7 @@ class Attempts:
         attempts = 0
         source = ""  # a replica that failed, until its failover is reported
         while True:
-            decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried))
+            decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried), only=exchange.only)
             if isinstance(decision, Wait):
                 if source:
                     self._report(exchange, source, "", tried[source])

@@ -154,6 +154,11 @@ class Conversation:
         return self._chunks.size if self._chunks is not None else self._size
 
     @property
+    def beginning(self) -> bytes:
+        """What came and nobody has taken yet: of a body, until it is read or poured."""
+        return self._backlog
+
+    @property
     def tail(self) -> bytes:
         """The last four of them."""
         return self._chunks.tail if self._chunks is not None else self._tail

@@ -66,10 +66,13 @@ class ProxyError(Exception):
         param: str | None = None,
         retry_after: float | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        kind: str = "",
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
         self.param, self.retry_after, self.headers = param, retry_after, headers
+        #: The error's type, where it is not what the status says.
+        self.kind = kind
 
 
 def bad_request(message: str, *, param: str | None = None) -> ProxyError:
@@ -120,7 +123,8 @@ def _error_object(error: ProxyError, dialect: Dialect) -> dict[str, object]:
         fallback = "invalid_request_error" if error.status < 500 else "api_error"
         kind = _ANTHROPIC_TYPES.get(error.status, fallback)
         return {"type": "error", "error": {"type": kind, "message": error.message, "code": error.code}}
-    kind = _OPENAI_TYPES.get(error.status, "BadRequestError" if error.status < 500 else "InternalServerError")
+    usual = _OPENAI_TYPES.get(error.status, "BadRequestError" if error.status < 500 else "InternalServerError")
+    kind = error.kind or usual
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 

@@ -17,7 +17,7 @@ from proxy.headers import RequestHead, ResponseHead
 from proxy.request import ModelName
 from proxy.routes import Route
 from proxy.usage import Usage
-from supervisord.core.admission import Lease, Placement
+from supervisord.core.admission import Lease, Placement, Running
 
 
 class ConnectFailed(Exception):
@@ -98,6 +98,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def beginning(self) -> bytes:
+        """What has come of the body already and nobody has taken yet, with its framing."""
+        ...
+
+    @property
     def ending(self) -> bytes:
         """What came last of what ``pour`` passed on, a few events at least, with its framing."""
         ...
@@ -126,8 +131,8 @@ class Answer(Protocol):
 class Upstream(Protocol):
     """The way to the engines."""
 
-    async def send(self, lease: Lease, exchange: Exchange) -> Answer:
-        """Send the request to the lease's replica and wait for the response's head.
+    async def send(self, place: Lease | Running, exchange: Exchange) -> Answer:
+        """Send the request to that replica and wait for the response's head.
 
         Raises ``ConnectFailed``, ``NoFirstByte``, ``LocalFault`` or ``UpstreamBroken``. Cancelling cuts the connection.
         """
@@ -275,11 +280,15 @@ class Exchange:
     model: str
     model_name: ModelName | None
     outcome: Outcome
+    #: The replicas that alone can answer it; None: any.
+    only: frozenset[str] | None = None
+    #: Told what a good answer begins with, while its lease is held.
+    learn: Callable[[Lease, bytes], None] | None = None
 
-    def splice_for(self, lease: Lease) -> Splice | None:
+    def splice_for(self, place: Lease | Running) -> Splice | None:
         """The change to the body where the replica does not answer to the client's name for the model."""
-        if self.model_name is None or not lease.served_names or self.facts.model is None:
+        if self.model_name is None or not place.served_names or self.facts.model is None:
             return None
-        if self.facts.model in lease.served_names:
+        if self.facts.model in place.served_names:
             return None
-        return self.model_name.replaced_by(lease.served_names[0])
+        return self.model_name.replaced_by(place.served_names[0])

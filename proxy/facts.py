@@ -39,6 +39,10 @@ class Facts:
     #: The model as the client wrote it; None if it named none.
     model: str | None = None
     stream: bool = False
+    #: The stored response that this one goes on from, which only the replica has that made it.
+    previous: str = ""
+    #: Whether the engine goes on computing when the client has its answer.
+    background: bool = False
     #: One key per message (see above); empty where a route has no prompt of messages.
     keys: tuple[bytes, ...] = ()
     #: How many messages at the start carry only instructions (system, developer).
@@ -108,7 +112,22 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
     seed = [f"{name}\0{members[name].raw}" for name in _SEED_MEMBERS if name in members]
     texts = (_canonical(message.value) if canonical else message.raw for message in messages)
     keys, sizes = rolling_keys(seed, texts)
-    return Facts(model or None, stream, keys, instructions, sizes)
+    previous, background = _stored(members) if prompt is Prompt.RESPONSES else ("", False)
+    return Facts(
+        model=model or None,
+        stream=stream,
+        previous=previous,
+        background=background,
+        keys=keys,
+        instructions=instructions,
+        sizes=sizes,
+    )
+
+
+def _stored(members: dict[str, Value]) -> tuple[str, bool]:
+    previous = members["previous_response_id"].value if "previous_response_id" in members else ""
+    background = "background" in members and members["background"].value is True
+    return (previous if isinstance(previous, str) else ""), background
 
 
 def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[tuple[bytes, ...], tuple[int, ...]]:

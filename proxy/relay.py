@@ -88,6 +88,8 @@ class Relay:
                 outcome.first_byte = self._clock()
                 whole = await _whole(answer)
                 answer.accept()
+                if exchange.learn is not None and answer.head.status == 200:
+                    exchange.learn(lease, answer.beginning if whole is None else whole)
                 computed = partial(self._computed, exchange, policy)
                 outcome.usage = await self._pass_on(answer, whole, lease, reply, computed)
                 ending = Ending.COMPLETED

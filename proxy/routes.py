@@ -24,7 +24,7 @@ class Handler(StrEnum):
     HEALTH = "health"
     MODELS = "models"
     MODEL = "model"
-    NOT_RELAYED = "not_relayed"
+    STORED = "stored"  # forwarded to the replica that made a response and keeps it
     SERVER = "server"  # OPTIONS * and nothing else
 
 
@@ -56,7 +56,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A request target that is on the list. ``argument`` is the model id of /v1/models/{id}.
+    """A request target that is on the list. ``argument`` is the {id} of its path.
 
     ``options``: only what the route allows is asked for.
     """
@@ -70,9 +70,12 @@ def _engine(path: str, prompt: Prompt = Prompt.NONE, dialect: Dialect = Dialect.
     return Route(path, ("POST",), Handler.ENGINE_JSON, dialect, prompt)
 
 
+def _stored(suffix: str, *methods: str) -> Route:
+    return Route(f"/v1/responses/{{id}}{suffix}", methods, Handler.STORED, Dialect.RESPONSES)
+
+
 _MODEL = Route("/v1/models/{id}", ("GET", "HEAD"), Handler.MODEL)
-_RESPONSE = Route("/v1/responses/{id}", ("GET", "POST", "DELETE"), Handler.NOT_RELAYED)
-_RESPONSE_PATH = re.compile(r"/v1/responses/[A-Za-z0-9_-]+(/cancel|/input_items)?")
+_RESPONSE_PATH = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 
 ROUTES: tuple[Route, ...] = (
     _engine("/v1/chat/completions", Prompt.CHAT),
@@ -97,13 +100,17 @@ ROUTES: tuple[Route, ...] = (
     Route("/v1/models", ("GET", "HEAD"), Handler.MODELS),
     _MODEL,
     Route("/v1/realtime", ("GET",), Handler.REALTIME),
-    _RESPONSE,
+    _stored("", "GET", "DELETE"),
+    _stored("/cancel", "POST"),
+    _stored("/input_items", "GET"),
 )
 
 #: The target ``*``, which means the server and no resource of it; what it allows is what any route does.
 _SERVER = Route("*", tuple(sorted({method for row in ROUTES for method in row.methods})), Handler.SERVER)
 
 _EXACT: Mapping[str, Route] = MappingProxyType({row.path: row for row in ROUTES if "{" not in row.path})
+
+_STORED = {row.path.partition("{id}")[2]: row for row in ROUTES if row.handler is Handler.STORED}
 
 
 def match(method: str, target: str) -> Match:
@@ -125,8 +132,8 @@ def match(method: str, target: str) -> Match:
 
 
 def _with_argument(path: str) -> Match | None:
-    if _RESPONSE_PATH.fullmatch(path):
-        return Match(_RESPONSE)
+    if stored := _RESPONSE_PATH.fullmatch(path):
+        return Match(_STORED[stored[2] or ""], stored[1])
     if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
         # Never forwarded, so decoding is safe: the id is only compared with the configured names.
         return Match(_MODEL, unquote(path[len("/v1/models/") :]))

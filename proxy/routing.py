@@ -53,6 +53,10 @@ class PolicyBook:
         """Whether that is a model's name or alias."""
         return name in self._names
 
+    def model(self, name: str) -> str:
+        """The model of a name or alias; empty where there is none."""
+        return self._names.get(name, "")
+
     def policy(self, model: str, asked: str = "") -> Policy:
         """The policy of a model's name or alias; an unknown model has no replicas, so any does.
 

@@ -26,6 +26,7 @@ from proxy.reply import Reply
 from proxy.routes import Handler
 from proxy.routing import PolicyBook
 from proxy.service import Service
+from proxy.stored import StoredResponses
 from proxy.upstream import Upstreams
 from supervisord.control import Failover
 from supervisord.core.admission import Admission
@@ -60,7 +61,8 @@ class PublicProxy:
         self._upstreams = Upstreams(spec)
         relay = Relay(admission, self._upstreams, on_failover, clock)
         realtime = Realtime(admission, relay.attempts, self._upstreams, clock)
-        self._service = Service(admission, spec, self._policies, relay, realtime)
+        self._stored = StoredResponses(admission, self._upstreams, clock)
+        self._service = Service(admission, spec, self._policies, relay, realtime, self._stored)
         self._server: ClientServer | None = None
         self._listeners: list[asyncio.Server] = []
         self._live: set[_Live] = set()
@@ -136,6 +138,7 @@ class PublicProxy:
         if self._server is not None:
             await self._server.close(_CUT_GRACE)
             self._server = None
+        await self._stored.close()
         await self._upstreams.close()
 
     async def _ended_within(self, timeout: float) -> bool:

@@ -7,7 +7,7 @@ import json
 from functools import partial
 
 from proxy.cors import Cors
-from proxy.errors import ProxyError, bad_request
+from proxy.errors import bad_request
 from proxy.exchange import Exchange, Outcome, Request
 from proxy.facts import Facts
 from proxy.forwarded import Forwarded, forwarded_fields
@@ -18,8 +18,9 @@ from proxy.realtime import Realtime
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.request import read_body
-from proxy.routes import Handler, Match, Route
+from proxy.routes import Handler, Match, Prompt, Route
 from proxy.routing import PolicyBook, UnknownPolicy
+from proxy.stored import StoredResponses, stored_exchange
 from supervisord.core.admission import Admission
 from supervisord.core.spec import ProxySpec
 
@@ -37,13 +38,20 @@ class Service:
     """Answers matched requests. ``spec`` is as it was configured last."""
 
     def __init__(
-        self, admission: Admission, spec: ProxySpec, policies: PolicyBook, relay: Relay, realtime: Realtime
+        self,
+        admission: Admission,
+        spec: ProxySpec,
+        policies: PolicyBook,
+        relay: Relay,
+        realtime: Realtime,
+        stored: StoredResponses,
     ) -> None:
         self.configure(spec)
         self._admission = admission
         self._policies = policies
         self._relay = relay
         self._realtime = realtime
+        self._stored = stored
 
     def configure(self, spec: ProxySpec) -> None:
         """Take a new configuration."""
@@ -78,8 +86,8 @@ class Service:
             case Handler.REALTIME:
                 policy_of = partial(self._routed, request)
                 await self._realtime.serve(request, match.route, reply, outcome, request_id, self.spec, policy_of)
-            case Handler.NOT_RELAYED:
-                raise ProxyError(501, "not_relayed", f"{match.route.path} is not relayed yet")
+            case Handler.STORED:
+                await self._ask_for_stored(request, match, reply, outcome, request_id)
             case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
                 await self._forward(request, match.route, reply, outcome, request_id)
 
@@ -108,7 +116,21 @@ class Service:
                 model_name=read.model_name,
                 outcome=outcome,
             )
+            if route.prompt is Prompt.RESPONSES:
+                exchange.learn = self._stored.learner(exchange)
+                if facts.previous and (owner := await self._stored.find(facts.previous, exchange)) is not None:
+                    exchange.only = frozenset({owner.replica}) if owner.model == self._policies.model(routed) else None
             await self._relay.run(exchange, reply, self._policy(request, routed), self.spec.wait_comment_after)
+        finally:
+            body.close()
+
+    async def _ask_for_stored(
+        self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str
+    ) -> None:
+        body, decoded = await receive_body(request, self.spec, None)
+        try:
+            exchange = stored_exchange(request_id, match.route, request.head, body, outcome, decoded=decoded)
+            await self._stored.answer(match.argument, exchange, reply)
         finally:
             body.close()
 

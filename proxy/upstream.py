@@ -14,7 +14,7 @@ from proxy.enginesocket import EngineSocket
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
 from proxy.upgrade import engine_request
 from proxy.websocket import Message, new_key
-from supervisord.core.admission import Lease
+from supervisord.core.admission import Lease, Running
 from supervisord.core.spec import ProxySpec
 
 #: Seconds an idle connection is kept. vLLM's server (uvicorn) closes after 5; one near that limit loses a request.
@@ -32,17 +32,17 @@ class Upstreams:
         self.engine_keys: Mapping[str, str] = {}
         self._pools: dict[str, _Pool] = {}
 
-    async def send(self, lease: Lease, exchange: Exchange) -> EngineAnswer:
+    async def send(self, place: Lease | Running, exchange: Exchange) -> EngineAnswer:
         """See ``proxy.exchange.Upstream``.
 
         A kept connection can have been closed by the engine while the request was on its way. That says nothing about
         the replica, so a request that dies on a *reused* connection before any response byte is sent once more on a new
         one; on a new one it is ``ConnectFailed``.
         """
-        pool = self._pool(lease)
-        splice = exchange.splice_for(lease)
+        pool = self._pool(place)
+        splice = exchange.splice_for(place)
         size = exchange.body.spliced_size(splice)
-        key = self._key(lease, exchange)
+        key = self._key(place, exchange)
         head = exchange.head.for_engine(exchange.id, size, decoded=exchange.decoded, key=key)
         kept = pool.take()
         if kept is not None:
@@ -54,7 +54,7 @@ class Upstreams:
         try:
             return await self._request(connection, pool, head, exchange.body, splice)
         except StaleConnection:
-            raise ConnectFailed(f"{lease.endpoint} closed the connection without an answer") from None
+            raise ConnectFailed(f"{place.endpoint} closed the connection without an answer") from None
 
     async def session(self, lease: Lease, exchange: Exchange, target: str) -> tuple[EngineSocket, Message]:
         """See ``proxy.realtime.Sockets``."""
@@ -77,14 +77,14 @@ class Upstreams:
             pool.close()
         self._pools.clear()
 
-    def _key(self, lease: Lease, exchange: Exchange) -> str:
+    def _key(self, place: Lease | Running, exchange: Exchange) -> str:
         # A client that showed us no key of ours must know the engine's.
-        return self.engine_keys.get(lease.replica, "") if exchange.outcome.key else ""
+        return self.engine_keys.get(place.replica, "") if exchange.outcome.key else ""
 
-    def _pool(self, lease: Lease) -> _Pool:
-        pool = self._pools.get(lease.endpoint)
+    def _pool(self, place: Lease | Running) -> _Pool:
+        pool = self._pools.get(place.endpoint)
         if pool is None:
-            pool = self._pools[lease.endpoint] = _Pool(lease.endpoint)
+            pool = self._pools[place.endpoint] = _Pool(place.endpoint)
         return pool
 
     async def _request(
@@ -118,6 +118,11 @@ class EngineAnswer:
     def tail(self) -> bytes:
         """The last four of them."""
         return self._talk.tail
+
+    @property
+    def beginning(self) -> bytes:
+        """What has come of the body already and nobody has taken yet."""
+        return self._talk.beginning
 
     @property
     def ending(self) -> bytes:

@@ -104,6 +104,7 @@ class Running:
     endpoint: str
     #: Another one after every start: what the process before had in its memory is gone.
     run: str
+    served_names: tuple[str, ...] = ()
 
 
 class Ending(StrEnum):

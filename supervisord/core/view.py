@@ -119,7 +119,7 @@ def look(fleet: Fleet) -> FleetView:
 def running(fleet: Fleet) -> list[Running]:
     """The replicas whose processes can be asked, whatever the engine in them does."""
     return [
-        Running(model.name, replica.name, replica.spec.endpoint, replica.invocation)
+        Running(model.name, replica.name, replica.spec.endpoint, replica.invocation, replica.served_names)
         for model in fleet.models.values()
         for replica in model.replicas
         if replica.life in _RUNNING

@@ -43,6 +43,7 @@ class SimExchange:
             client.model, client.stream, client.keys, sizes=tuple(400 * n for n in range(1, len(client.keys) + 1))
         )
         self.outcome = Outcome()
+        self.only = self.learn = None
 
 
 class SimReply:

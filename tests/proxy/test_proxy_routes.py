@@ -129,16 +129,6 @@ async def test_a_wrong_method_is_405_with_allow(rig, method):
     assert answer.header("allow") == "POST, OPTIONS"
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel")],
-)
-async def test_what_is_not_relayed_yet_says_so(rig, method, path):
-    answer = await rig.get(path, method)
-    assert answer.status == 501
-    assert answer.json()["error"]["code"] == "not_relayed"
-
-
 async def test_health_is_200_without_an_engine(rig):
     answer = await rig.get("/health")
     assert (answer.status, answer.body) == (200, b"")
