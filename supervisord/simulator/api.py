@@ -193,7 +193,7 @@ class Api:
         await response.prepare(request)
         sent = 0
         with suppress(ConnectionError):  # the client left between two chunks
-            async for frame in self._events(generation, frames):
+            async for frame in self.events(generation, frames):
                 if reset and sent >= int(reset.arg or 1):
                     reset_connection(request)
                 await response.write(frame.encode())
@@ -202,7 +202,8 @@ class Api:
             await response.write_eof()
         return response
 
-    async def _events(self, generation: Generation, frames: Frames) -> AsyncIterator[str]:
+    async def events(self, generation: Generation, frames: Frames) -> AsyncIterator[str]:
+        """The server-sent events of an answer as they come."""
         first = True
         try:
             async for output in generation:

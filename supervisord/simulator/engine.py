@@ -65,7 +65,7 @@ class Engine:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._spawn(self._run())
+        self.spawn(self._run())
 
     async def close(self) -> None:
         tasks = list(self._tasks)
@@ -396,13 +396,15 @@ class Engine:
 
     async def _call(self, operation: Awaitable[T]) -> T:
         """Run a control call to its end even if the caller leaves; EngineDead if the core dies first."""
-        task = self._spawn(operation)
+        task = self.spawn(operation)
         await asyncio.wait({task, self._death}, return_when=asyncio.FIRST_COMPLETED)
         if task.done() and not self.dead:
             return task.result()
         raise EngineDead
 
-    def _spawn(self, operation: Awaitable[T]) -> asyncio.Task[T]:
+    def spawn(self, operation: Awaitable[T]) -> asyncio.Task[T]:
+        """Run something for as long as the engine lives."""
+
         async def run() -> T:
             return await operation
 

@@ -51,6 +51,7 @@ class Options:
     generates: bool = True
     sleep_mode: bool = False
     dev_mode: bool = False
+    stores_responses: bool = False
     api_keys: tuple[str, ...] = ()
     shutdown_timeout: float = 0.0
     access_log: bool = True
@@ -199,6 +200,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
         generates=args.runner != "pooling",
         sleep_mode=args.enable_sleep_mode,
         dev_mode=environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"),
+        stores_responses=environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0") not in ("", "0"),
         api_keys=tuple(key for key in (args.api_key or [environ.get("VLLM_API_KEY", "")]) if key),
         shutdown_timeout=args.shutdown_timeout,
         access_log=not args.disable_uvicorn_access_log,

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for simclient, here and in the
 from simclient import Client, Start
 
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 BASE = ["model", "--host", "127.0.0.1", "--port", "0", "--served-model-name", "big", "big-alias", "--enable-sleep-mode"]
 
 
@@ -35,8 +36,11 @@ async def start() -> AsyncIterator[Start]:
     tasks, files = asyncio.all_tasks(), open_files()
     async with AsyncExitStack() as stack:
 
-        async def run(*words: str, dev: bool = True, factor: float = 0.01, listen: bool = True) -> Client:
-            options = parse([*BASE, "--sim-clock-factor", str(factor), *words], DEV_MODE if dev else {})
+        async def run(
+            *words: str, dev: bool = True, store: bool = False, factor: float = 0.01, listen: bool = True
+        ) -> Client:
+            environ = (DEV_MODE if dev else {}) | (STORE if store else {})
+            options = parse([*BASE, "--sim-clock-factor", str(factor), *words], environ)
             simulator = Simulator(options)
             if listen:
                 await stack.enter_async_context(simulator)

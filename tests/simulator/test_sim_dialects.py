@@ -253,16 +253,6 @@ async def test_anthropic_stream_events_in_order(start: Start) -> None:
     assert parsed[-2]["usage"]["output_tokens"] == 2
 
 
-async def test_responses_are_kept_in_this_process(start: Start) -> None:
-    client = await start()
-    status, made = await client.post("/v1/responses", {"model": "big", "input": "hi"})
-    assert status == 200
-    assert made["status"] == "completed"
-    assert await client.get(f"/v1/responses/{made['id']}") == (200, made)
-    assert (await client.get("/v1/responses/resp-of-another-replica"))[0] == 404
-    assert (await client.post("/v1/responses", {"input": "and?", "previous_response_id": "resp-lost"}))[0] == 404
-
-
 async def test_responses_stream_events_are_numbered(start: Start) -> None:
     client = await start()
     body = {"model": "big", "input": "hi", "stream": True, "max_output_tokens": 2}
