@@ -14,7 +14,7 @@ MODELS = "\n".join(
         model("nap", top={"aliases": ["siesta"]}),
         model("deep"),
         model("pair", "pair-a", "pair-b", top={"routing": "roundrobin"}),
-        model("idle", idle={"sleep1": "1s", "sleep2": "2s", "stop": "3s"}),
+        model("idle", idle={"sleep1": "1s", "sleep2": "3s", "stop": "6s"}),
     ]
 )
 
@@ -124,14 +124,17 @@ async def test_a_model_that_is_scraped_all_the_time_goes_down_its_ladder_as_if_i
     product, clients, fleet, scraper
 ):
     assert (await clients.ask("idle")).whole
+    clocks = set()
 
     async def stopped() -> bool:
         found = await scraper.samples()
+        clocks.add(found["replica_idle_since_timestamp_seconds{model=idle,replica=idle}"])
         assert (await scraper.get("/status"))[0] == 200
         return found["replica_state{model=idle,replica=idle,state=stopped}"] == 1
 
     await until(stopped, "it is stopped")
     await fleet.becomes("idle", "stopped")
+    assert len(clocks) == 1
     rests = [step for step in fleet.history["idle"] if step[0] in ("asleep", "stopped")]
     assert rests[-3:] == [("asleep", 1), ("asleep", 2), ("stopped", 0)]
 
