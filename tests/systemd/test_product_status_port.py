@@ -5,7 +5,7 @@ import json
 
 import aiohttp
 import pytest
-from product import SERVICE, codes, free_port, model, systemctl, until
+from product import ROOT, SERVICE, codes, free_port, model, systemctl, until
 from prometheus_client.parser import text_string_to_metric_families
 
 FIRST, SECOND = free_port(), free_port()
@@ -201,3 +201,28 @@ async def test_an_address_that_is_taken_keeps_no_client_from_being_answered(prod
     product.configure(CONFIG)
     systemctl("restart", SERVICE)
     await fleet.returns()
+
+
+async def test_a_socket_of_systemds_named_status_is_used(product, clients, fleet, scraper):
+    # The unit of docs/monitoring.md, with another port.
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    unit = page[page.index("    [Socket]") : page.index("Prometheus:\n")].replace("\n    ", "\n").strip()
+    assert "ListenStream=127.0.0.1:9100" in unit
+    name = "vllm-supervisord-status.socket"
+    file = product.write_unit(name, unit.replace("127.0.0.1:9100", f"127.0.0.1:{SECOND}"))
+    systemctl("daemon-reload")
+    systemctl("stop", SERVICE)  # systemd adds no socket to a service that runs
+    systemctl("start", name)
+    systemctl("start", SERVICE)
+    await fleet.returns()
+    scraper.port = SECOND
+    assert await scraper.get("/ready") == (200, "ready\n")
+    scraper.port = FIRST
+    with pytest.raises(aiohttp.ClientConnectorError):  # what the configuration wishes is not listened on
+        await scraper.get("/ready")
+    systemctl("stop", name, SERVICE)
+    file.unlink()
+    systemctl("daemon-reload")
+    product.start()
+    await fleet.returns()
+    assert await scraper.get("/ready") == (200, "ready\n")
