@@ -1,6 +1,6 @@
 # What can be done here. The work itself is in packaging/ and tests/; see HACKING.md.
 
-.PHONY: help run stop install uninstall test test-unit test-systemd test-machine test-engine chaos bench lint clean
+.PHONY: help run stop install uninstall test test-unit test-systemd test-machine test-engine chaos fuzz bench lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -35,6 +35,9 @@ test-engine: ## the tests with a real vLLM on the CPU
 
 chaos: ## a random history of the supervisor in virtual time, made from a seed (SEED=7; SEEDS=1000: so many, from there on)
 	@SEED=$(or $(SEED),1) SEEDS=$(or $(SEEDS),1) packaging/chaos
+
+fuzz: ## coverage-guided fuzzing of the parsers that strangers reach, a minute each (SECONDS_EACH=600; TARGETS="form json")
+	@packaging/fuzz
 
 bench: ## the benchmarks
 	@packaging/test bench
