@@ -37,10 +37,10 @@ BATCH = 1000
 
 
 def request(model: str, name: str, route: str, status: int, code: str, at: int) -> tuple[Finished, Outcome]:
-    outcome = Outcome(
-        status, code, model, name, "cold: 0.1s", Placement.COLD, True, 4000, 9000, Stage.STREAM, attempts=1,
-        first_byte=100.1, computed=100.2 + at % 7, usage=Usage(1000, 200, 800),
-    )  # fmt: skip
+    outcome = Outcome(status=status, code=code, model=model, replica=name, reason="cold: 0.1s", stream=True, attempts=1)
+    outcome.placement, outcome.stage, outcome.usage = Placement.COLD, Stage.STREAM, Usage(1000, 200, 800)
+    outcome.bytes_received, outcome.bytes_sent = 4000, 9000
+    outcome.first_byte, outcome.computed = 100.1, 100.2 + at % 7
     return Finished("POST", route, "0123456789abcdef", "127.0.0.1", 100.0, 101.0 + at % 60), outcome
 
 
