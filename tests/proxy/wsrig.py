@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 
 from proxyrig import PATIENCE, Behaviour, Connection, Message, Rig
-from websockets.frames import Close, Frame, Opcode
+from websockets.frames import Close, Frame, Opcode, apply_mask
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # RFC 6455 1.3
@@ -77,7 +77,7 @@ class Peer:
         assert bool(key) is not self.masks, "a client masks, a server does not"
         self.raw += head + key + payload
         if key:
-            payload = bytes(byte ^ key[at % 4] for at, byte in enumerate(payload))
+            payload = apply_mask(payload, key)
         return Frame(Opcode(head[0] & 0x0F), payload, bool(head[0] & 0x80))
 
     async def event(self) -> dict:
