@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.exchange import ClientGone, Source
 from proxy.headers import RequestHead, ResponseHead
@@ -32,7 +33,7 @@ class Transport(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
-    def get_extra_info(self, name: str) -> socket.socket: ...
+    def get_extra_info(self, name: str) -> Any: ...
 
 
 class HttpClient:
@@ -150,7 +151,9 @@ class HttpClient:
         transport = self._connection.transport
         if self.started and not self.chunked and self._length is None and not self._bodiless:
             sock = transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if sock is not None:
+                with contextlib.suppress(OSError):  # it may be closed already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
 
     def _fill(self, data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from supervisord.core.actions import Answer, Note
 from supervisord.core.admission import Candidate, Choice, Ending, Lease, Wait
 from supervisord.core.events import Configured, UnitChanged
 from supervisord.core.readings import UnitStatus
-from supervisord.core.spec import ModelSpec, ReplicaSpec, SupervisorSpec, WakeLimits
+from supervisord.core.spec import IdleLadder, ModelSpec, ReplicaSpec, SupervisorSpec, WakeLimits
 from supervisord.core.verbs import Verb
 from supervisord.effects import Effects
 from supervisord.engine.vllm import VllmEngine
@@ -23,6 +23,7 @@ from supervisord.statedir import StateDir
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
 UNIT = "engine.service"
+NEVER_IDLE = IdleLadder()
 
 
 class RunningUnit:
@@ -74,19 +75,19 @@ class Supervised:
 
     def __init__(self, dispatcher: Dispatcher, unit: RunningUnit, notes: list[Note]) -> None:
         self.unit, self.notes = unit, notes
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
 
     async def lease(self) -> Lease:
         """What a client's request waits for; it is given back at once."""
-        answer = self._dispatcher.admit("m", self._first)
+        answer = self.dispatcher.admit("m", self._first)
         if isinstance(answer, Wait):
             answer = await answer.outcome
         assert isinstance(answer, Lease), answer
-        self._dispatcher.finish(answer, Ending.COMPLETED)
+        self.dispatcher.finish(answer, Ending.COMPLETED)
         return answer
 
     async def sleep(self, level: int) -> Answer:
-        return await self._dispatcher.command("r", Verb.SLEEP, level)
+        return await self.dispatcher.command("r", Verb.SLEEP, level)
 
     @staticmethod
     def _first(candidates: Sequence[Candidate]) -> Choice:
@@ -94,7 +95,9 @@ class Supervised:
 
 
 @asynccontextmanager
-async def supervised(endpoint: str, state_dir: Path, *, canary: bool) -> AsyncIterator[Supervised]:
+async def supervised(
+    endpoint: str, state_dir: Path, *, canary: bool, idle: IdleLadder = NEVER_IDLE
+) -> AsyncIterator[Supervised]:
     """A daemon's life, from its reading of the state directory to its end."""
     unit, notes = RunningUnit(), []
     state = StateDir.open(state_dir)
@@ -105,7 +108,7 @@ async def supervised(endpoint: str, state_dir: Path, *, canary: bool) -> AsyncIt
     dispatcher.subscribe(lambda: adopted.set() if dispatcher.adopted() else None)
     try:
         replica = ReplicaSpec("r", "m", UNIT, endpoint)
-        models = (ModelSpec("m", (replica,), wake=WakeLimits(canary=canary)),)
+        models = (ModelSpec("m", (replica,), idle=idle, wake=WakeLimits(canary=canary)),)
         effects.configure(models)
         kept = (tuple(state.load().items()), tuple(state.load_fingerprints({"r"})))
         dispatcher.dispatch(Configured(models, SupervisorSpec(), *kept))

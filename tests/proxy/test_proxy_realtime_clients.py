@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from openai import AsyncOpenAI
+from pki import pair
 from proxyrig import PATIENCE, Rig
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
+from proxy.credentials import Credentials
 from supervisord.core.admission import Ending, RefusalCode, Refuse
 from supervisord.simulator.options import parse
 from supervisord.simulator.server import Simulator
@@ -149,3 +151,32 @@ async def test_a_browser_s_handshake_is_taken_from_pages_that_may(rig: Rig, simu
     with pytest.raises(InvalidStatus) as refused:
         await connect(url(rig, "?model=m"), proxy=None, origin="http://elsewhere.test")
     assert refused.value.response.status_code == 403
+
+
+async def test_a_session_over_tls(rig: Rig, simulator: Simulator):
+    certificate = pair("first")
+    rig.proxy.guard(Credentials(tls=certificate.server()))
+    address = f"wss://localhost:{rig.port}/v1/realtime"
+    async with connect(address, proxy=None, ssl=certificate.client(), host="127.0.0.1") as socket:
+        assert json.loads(await socket.recv())["type"] == "session.created"
+        for event in (UPDATE, *UTTERANCE):
+            await socket.send(json.dumps(event))
+        while json.loads(await asyncio.wait_for(socket.recv(), PATIENCE))["type"] != "transcription.done":
+            pass
+    assert socket.close_code == 1000
+    await rig.until(lambda: rig.admission.endings == [("a", Ending.COMPLETED)])
+
+
+async def test_a_refusal_over_tls_is_read_to_its_end(rig: Rig):
+    certificate = pair("first")
+    rig.proxy.guard(Credentials(tls=certificate.server()))
+    rig.admission.refusal = Refuse(RefusalCode.QUEUE_FULL, "full", 3.0)
+    address = f"wss://localhost:{rig.port}/v1/realtime"
+    async with connect(address, proxy=None, ssl=certificate.client(), host="127.0.0.1") as socket:
+        await socket.recv()
+        await socket.send(json.dumps(UPDATE))
+        assert json.loads(await socket.recv())["code"] == "queue_full"
+        with pytest.raises(ConnectionClosedError) as closed:
+            await socket.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1013

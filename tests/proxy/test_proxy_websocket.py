@@ -162,3 +162,18 @@ def test_a_message_is_refused_as_soon_as_it_says_how_long_it_is():
     with pytest.raises(WebSocketError) as error:
         reader.next()
     assert error.value.code == websocket.TOO_BIG
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.booleans())
+def test_any_bytes_are_read_or_refused_and_followed_without_a_fall(pieces: list[bytes], masks: bool):
+    reader, follower = MessageReader(1000, masks=masks), Frames()
+    taken = b""
+    for piece in pieces:
+        follower.feed(piece)
+        reader.feed(piece)
+        try:
+            while (message := reader.next()) is not None:
+                taken += message.raw
+        except WebSocketError:
+            break
+    assert len(taken) + reader.held <= sum(map(len, pieces))
