@@ -30,7 +30,7 @@ def request_fields(caplog) -> set[str]:
             "key": "k",
         },
         **{"bytes_received": 1, "bytes_sent": 1, "stage": Stage.STREAM, "queued": 1.0, "attempts": 2},
-        **{"first_byte": 1.0, "computed": 1.0, "usage": Usage(1, 1, 1)},
+        **{"first_byte": 1.0, "computed": 1.0, "close": 1000, "usage": Usage(1, 1, 1)},
     )
     with caplog.at_level(logging.INFO, "proxy.access"):
         log_request(Finished("POST", "/", "id", "::1", 0.0, 2.0), outcome)
