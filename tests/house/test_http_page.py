@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs/http.md").read_text()
 WHO = {
     Handler.ENGINE_JSON: "an engine of the model in the JSON body",
     Handler.ENGINE_FORM: "an engine of the model in the form",
-    Handler.REALTIME: "an engine of the model in the first event",
+    Handler.REALTIME: "an engine of the model in the first event or the query",
     Handler.STORED: "the engine that has the response",
     Handler.HEALTH: "this port",
     Handler.MODELS: "this port",
