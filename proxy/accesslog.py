@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
+from json.encoder import encode_basestring_ascii
 
 from proxy.exchange import Finished, Outcome
 
@@ -22,7 +22,9 @@ def log_request(finished: Finished, outcome: Outcome) -> None:
     fields = _fields(finished, outcome)
     text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""])
     # As log.info does it, without looking for the caller in the stack, which would be a fifth of the whole.
-    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None, extra={"fields": fields}))
+    record = logging.LogRecord(log.name, logging.INFO, "", 0, text, (), None)
+    record.fields, record.told = fields, True  # the text has all of the fields
+    log.handle(record)
 
 
 def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
@@ -67,5 +69,4 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
 def _shown(value: object) -> str:
     if not isinstance(value, str):
         return str(value)
-    text = value
-    return text if _PLAIN.fullmatch(text) else json.dumps(text[:1000])
+    return value if _PLAIN.fullmatch(value) else encode_basestring_ascii(value[:1000])

@@ -17,6 +17,8 @@ from pathlib import Path
 SOCKET = Path("/run/systemd/journal/socket")
 #: The name under which a log record carries its fields: ``log.info("...", extra={FIELDS: {...}})``.
 FIELDS = "fields"
+#: A record of which this is true has all of its fields in its text.
+TOLD = "told"
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 #: A longer datagram is refused by the kernel's default limits; a log line has no business being longer.
 _LONGEST = 128 * 1024
@@ -30,6 +32,8 @@ def set_up_logging(level: int, env: Mapping[str, str], journal: Path = SOCKET) -
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(PlainFormatter())
+    # A record needs no look at its thread and process (the logging HOWTO's "Optimization"): there is one of each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
@@ -49,6 +53,8 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(levelname)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, TOLD, False):
+            return f"{record.levelname} {record.msg}"
         fields: Mapping[str, object] = getattr(record, FIELDS, {})
         text = super().format(record)
         untold = (
