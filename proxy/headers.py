@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 
 #: Fields of a message of our own making.
 Headers = list[tuple[str, str]]
 #: Fields as they were received, in order.
-Fields = list[tuple[bytes, bytes]]
+Field = tuple[bytes, bytes]
+Fields = list[Field]
 
 #: RFC 9110 7.6.1: they belong to one connection. Proxy-Authenticate and Proxy-Authorization speak to us.
 _HOP_BY_HOP = frozenset(
@@ -108,7 +111,11 @@ class RequestHead:
     #: The protocols that the client would change to; empty where its Connection does not name Upgrade.
     upgrade: str = ""
     #: Fields for the engine, without those that are written anew.
-    passing: Fields = field(default_factory=list)
+    passing: tuple[Field, ...] = ()
+
+    def copy(self) -> RequestHead:
+        """One of one's own."""
+        return RequestHead(*_ALL_OF_REQUEST(self))
 
     def field(self, name: bytes) -> bytes:
         """The value of the first field called ``name`` (lower case) of those that pass; empty where there is none."""
@@ -120,8 +127,7 @@ class RequestHead:
         ``decoded``: the body no longer has its Content-Encoding. ``key``: what the engine asks for, unless the client
         has credentials of its own.
         """
-        lines = [b"%b %b HTTP/1.1" % (self.method.encode(), self.target.encode())]
-        lines += [b"%b: %b" % pair for pair in self.passing]
+        lines = [_first_lines(self.method, self.target, self.passing)]
         if key and not any(name.lower() == b"authorization" for name, _ in self.passing):
             lines.append(b"Authorization: Bearer %b" % key.encode("latin-1", "replace"))
         if self.content_encoding and not decoded:
@@ -148,10 +154,18 @@ class ResponseHead:
     has_request_id: bool = False
     has_date: bool = False
 
+    def copy(self) -> ResponseHead:
+        """One of one's own."""
+        return ResponseHead(*_ALL_OF_RESPONSE(self))
+
     @property
     def is_event_stream(self) -> bool:
         """Server-sent events."""
         return self.content_type.startswith("text/event-stream")
+
+
+_ALL_OF_REQUEST = attrgetter(*(field.name for field in fields(RequestHead)))
+_ALL_OF_RESPONSE = attrgetter(*(field.name for field in fields(ResponseHead)))
 
 
 def request_head(method: str, target: str, http11: bool, fields: Fields, authority: bytes = b"") -> RequestHead:
@@ -162,7 +176,8 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
     if authority and not _HOST.fullmatch(authority):
         raise HeadError("the request target names no host")
     head = RequestHead(method, target, http11, keep_alive=http11)
-    passing, host, length, coding, options, upgrade = head.passing, None, None, None, b"", b""
+    passing: Fields = []
+    host, length, coding, options, upgrade = None, None, None, b"", b""
     for pair in fields:
         name = pair[0].lower()
         if name not in _OF_REQUEST:
@@ -208,9 +223,14 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
         head.length = length or 0
     if upgrade and b"upgrade" in _named(options):
         head.upgrade = upgrade.decode("latin-1")
-    if options:
-        head.passing = _connection(head, options, passing)
+    head.passing = tuple(_connection(head, options, passing) if options else passing)
     return head
+
+
+@lru_cache(256)
+def _first_lines(method: str, target: str, fields: tuple[Field, ...]) -> bytes:
+    """The same for most requests of a client, as its head is."""
+    return b"\r\n".join([f"{method} {target} HTTP/1.1".encode(), *[b"%b: %b" % pair for pair in fields]])
 
 
 def response_head(status: int, reason: str, http11: bool, fields: Fields) -> ResponseHead:

@@ -96,7 +96,7 @@ def authenticate(keys: ApiKeys, head: RequestHead) -> str:
     if owner is None:
         said = f"the API key is not known here, in {_HINT}" if shown else f"no API key: send {_HINT}"
         raise ProxyError(401, "invalid_api_key", said, headers=(("WWW-Authenticate", "Bearer"),))
-    head.passing = others
+    head.passing = tuple(others)
     return owner
 
 

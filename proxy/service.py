@@ -65,7 +65,7 @@ class Service:
         if self._cors is not None:
             reply.lines = self._cors.lines(head)
         if told != Forwarded.OFF:
-            head.passing += forwarded_fields(told, request.peer, head.field(b"host"), secure=request.secure)
+            head.passing += tuple(forwarded_fields(told, request.peer, head.field(b"host"), secure=request.secure))
 
     async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""

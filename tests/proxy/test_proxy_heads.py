@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.chunks import ChunkError, Chunks
 from proxy.headers import HeadError, RequestHead
-from proxy.heads import parse_request, parse_response
+from proxy.heads import _parse_request, parse_request, parse_response
 
 TOKEN = st.text("abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)
 VALUE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=20)
@@ -170,3 +170,54 @@ def test_the_number_of_fields_is_limited(count):
         with pytest.raises(HeadError) as refused:
             parse_request(raw)
         assert refused.value.status == 431
+
+
+def test_a_head_that_differs_only_in_its_length_has_its_own_length():
+    """What was read is remembered without the number, and nobody's change is seen by the next."""
+    for length in (0, 1, 7, 7, 123456):
+        head = parse_request(head_of([("Content-Length", length), ("A", "1")]))
+        assert (head.length, head.passing) == (length, ((b"Host", b"x"), (b"A", b"1")))
+        head.passing, head.length = (), 99
+        answer = parse_response(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nA: 1\r\n\r\n" % length)
+        assert (answer.length, answer.lines) == (length, b"A: 1\r\n")
+        answer.lines += b"B: 2\r\n"
+
+
+@settings(max_examples=300)
+@given(heads())
+def test_what_was_remembered_is_what_would_have_been_read(raw):
+    """Twice: the first may be remembered from another head that was like it, the second is from this one."""
+    for _ in range(2):
+        results: list[RequestHead | str] = []
+        for parse in (parse_request, _parse_request):
+            try:
+                results.append(parse(raw))
+            except HeadError as error:
+                results.append(str(error))
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("length", [b"0", b"1", b"5"])
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_an_answer_without_a_body_has_none_whatever_its_length_says(status, length):
+    assert parse_response(b"HTTP/1.1 %b\r\nContent-Length: %b\r\n\r\n" % (status, length)).length == 0
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 5\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5\r\n 5\r\n",
+        b"Content-Length : 5\r\n",
+        b"Content-Length: 1234567890123456\r\n",
+    ],
+)
+def test_a_length_that_is_not_one_number_is_refused_also_after_a_head_like_it(framing):
+    parse_request(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+    for _ in range(2):
+        with pytest.raises(HeadError):
+            parse_request(b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n" % framing)
