@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from proxy.body import Body, Splice
 from proxy.facts import Facts
 from proxy.headers import RequestHead, ResponseHead
-from proxy.request import ModelName
+from proxy.request import ModelName, UnplacedName
 from proxy.routes import Route
 from proxy.usage import Usage
 from supervisord.core.admission import Lease, Placement, Running
@@ -278,7 +278,7 @@ class Exchange:
     facts: Facts
     #: The name to admit: what the client wrote, or the only model there is.
     model: str
-    model_name: ModelName | None
+    model_name: ModelName | UnplacedName | None
     outcome: Outcome
     #: The replicas that alone can answer it; None: any.
     only: frozenset[str] | None = None

@@ -8,18 +8,13 @@ The model is not in the seed: each model has a policy of its own, and an alias a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from proxy.routes import Prompt
 
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
-
 #: Top-level members of a body that are rendered before or around the messages, or that part the engine's cache.
-_SEED_MEMBERS = (
+SEED_MEMBERS = (
     "tools",
     "functions",
     "documents",
@@ -28,8 +23,6 @@ _SEED_MEMBERS = (
     "mm_processor_kwargs",
     "cache_salt",
 )
-
-_KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +45,7 @@ class Facts:
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""
-        seed = name.encode("utf-8", "surrogatepass") + b"\0"
-        return replace(self, keys=tuple(sha256(seed + key).digest()[:_KEY_BYTES] for key in self.keys))
+        return replace(self, keys=tuple(_key(hash((name, key))) for key in self.keys))
 
     @property
     def turns(self) -> int:
@@ -109,7 +101,7 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
         instructions += 1
     if prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and ("system" in members or "instructions" in members):
         instructions = max(instructions, 1)
-    seed = [f"{name}\0{members[name].raw}" for name in _SEED_MEMBERS if name in members]
+    seed = [f"{name}\0{members[name].raw}" for name in SEED_MEMBERS if name in members]
     texts = (_canonical(message.value) if canonical else message.raw for message in messages)
     keys, sizes = rolling_keys(seed, texts)
     previous, background = _stored(members) if prompt is Prompt.RESPONSES else ("", False)
@@ -130,26 +122,34 @@ def _stored(members: dict[str, Value]) -> tuple[str, bool]:
     return (previous if isinstance(previous, str) else ""), background
 
 
-def rolling_keys(seed: Sequence[str], texts: Iterable[str]) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
-    """One key per text, each covering the seed and all texts up to it; and how many bytes each covers."""
-    # Of the hashes at hand the quickest on a CPU that has instructions for it (0.25 ms for 400 kB), as most have.
-    state, size = sha256(), 0
+def rolling_keys(
+    seed: Iterable[str | bytes], texts: Iterable[str | bytes]
+) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """One key per text, each covering the seed and all texts up to it; and how many bytes each covers.
+
+    The hash is Python's own, 64 bits of SipHash under a secret of this process: a key means nothing to any other, and
+    nobody can make two prompts that share one. It takes 0.1 ms for 400 kB, where SHA-256 takes 0.4 with the CPU's help.
+    """
+    state, size = 0, 0
     for text in seed:
-        size += _feed(state, text)
-    _feed(state, "")  # the seed ends here
+        data = _bytes(text)
+        state, size = hash((state, data)), size + len(data)
+    state = hash((state, b""))  # the seed ends here
     keys, sizes = [], []
     for text in texts:
-        size += _feed(state, text)
-        keys.append(state.digest()[:_KEY_BYTES])
+        data = _bytes(text)
+        state, size = hash((state, data)), size + len(data)
+        keys.append(_key(state))
         sizes.append(size)
     return tuple(keys), tuple(sizes)
 
 
-def _feed(state: Hash, text: str) -> int:
-    data = text.encode("utf-8", "surrogatepass")
-    state.update(len(data).to_bytes(8, "little"))
-    state.update(data)
-    return len(data)
+def _key(state: int) -> bytes:
+    return state.to_bytes(8, "little", signed=True)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
 def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
@@ -173,8 +173,13 @@ def _elements(value: Value | None, *, whole: bool = False) -> list[Value]:
     return [value] if whole or not isinstance(value.value, list) else list(value.elements)
 
 
+def is_instruction(role: object) -> bool:
+    """Whether a message of this role carries instructions."""
+    return role in ("system", "developer")
+
+
 def _is_instruction(message: Value) -> bool:
-    return isinstance(message.value, dict) and message.value.get("role") in ("system", "developer")
+    return isinstance(message.value, dict) and is_instruction(message.value.get("role"))
 
 
 def _canonical(value: object) -> str:

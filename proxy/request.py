@@ -1,8 +1,9 @@
 """Reading a request's body without rewriting it: the model, the facts for routing, and where the model's name stands.
 
-The top level of a JSON body is walked member by member with the standard library's own scanner, so what is accepted and
-what it means is exactly ``json.loads``; every member's place in the text comes for free. Nothing is ever re-serialised:
-where a replica serves the model under another name, the bytes of that one string are replaced.
+What is accepted, and what it means, is exactly ``json.loads``. Nearly every body is read the quick way (see
+``proxy.members``). For the others the top level is walked member by member with the standard library's own scanner, and
+every member's place in the text comes for free. Nothing is ever re-serialised: where a replica serves the model under
+another name, the bytes of that one string are replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from proxy.body import Body, Splice
 from proxy.errors import bad_request
 from proxy.facts import Facts, Value, facts_of
+from proxy.members import read_members
 from proxy.multipart import read_form
 from proxy.routes import Handler, Prompt, Route
 
@@ -43,12 +45,29 @@ class ModelName:
         return Splice(self.start, self.end, text.encode(self.encoding))
 
 
+class UnplacedName:
+    """A model's name that is in a JSON body as ``written``; where, is looked for when somebody wants it replaced."""
+
+    def __init__(self, written: bytes, body: Callable[[], bytes | bytearray]) -> None:
+        self._written, self._body = written, body
+
+    def replaced_by(self, name: str) -> Splice:
+        """See ``ModelName``."""
+        data = self._body()
+        start = data.find(self._written)
+        if data.find(self._written, start + 1) < 0:  # there is no other text that it could be
+            return ModelName(start, start + len(self._written)).replaced_by(name)
+        exact = _read_exactly(data, Prompt.NONE).model_name
+        assert exact is not None
+        return exact.replaced_by(name)
+
+
 @dataclass(slots=True)
 class Read:
     """What reading a body found. ``model_name`` is None where the body names no model."""
 
     facts: Facts
-    model_name: ModelName | None
+    model_name: ModelName | UnplacedName | None
 
 
 def read_body(route: Route, content_type: str, body: Body) -> Read:
@@ -57,11 +76,22 @@ def read_body(route: Route, content_type: str, body: Body) -> Read:
         form = read_form(content_type, body)
         place = None if form.model is None else ModelName(form.start, form.end, json=False)
         return Read(Facts(form.model or None, form.stream), place)
-    return read_json(body.text_bytes(), route.prompt)
+    return read_json(body.text_bytes(), route.prompt, body.text_bytes)
 
 
-def read_json(data: bytes | bytearray, prompt: Prompt) -> Read:
-    """Read a JSON object; raises ``ProxyError`` 400 for anything else."""
+def read_json(data: bytes | bytearray, prompt: Prompt, again: Callable[[], bytes | bytearray] | None = None) -> Read:
+    """Read a JSON object; raises ``ProxyError`` 400 for anything else.
+
+    ``again`` gives ``data`` as long as it is there; without it the result keeps it.
+    """
+    quick = read_members(data, prompt)
+    if quick is None:
+        return _read_exactly(data, prompt)
+    facts, written = quick
+    return Read(facts, UnplacedName(written, again or (lambda: data)) if written else None)
+
+
+def _read_exactly(data: bytes | bytearray, prompt: Prompt) -> Read:
     try:
         encoding, mark = _encoding(data)
         text = (data[mark:] if mark else data).decode(encoding, "surrogatepass")

@@ -26,6 +26,7 @@ RULES = {
     "proxy/attempts.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "proxy/relay.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "proxy/codings.py": (("proxy",), ("backports", "brotli", "compression")),
+    "proxy/members.py": (("proxy", "supervisord.core"), ("msgspec",)),
     "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("httptools",)),
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),
@@ -48,6 +49,7 @@ RULES = {
 
 #: The same the other way round: where a package may be imported at all.
 HOMES = {
+    "msgspec": ("proxy/members.py",),
     "dbus_next": ("supervisord/bus", "supervisord/sd/bus.py"),
     "pystemd": ("supervisord/sd/worker.py",),
     "sdnotify": ("supervisord/sd/notify.py",),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from proxy.body import Body
 from proxy.errors import ProxyError
-from proxy.request import read_json
+from proxy.members import read_members
+from proxy.request import _read_exactly, read_json
 from proxy.routes import Prompt
 
 SPACE = st.text(" \t\n\r", max_size=3)
@@ -130,3 +131,48 @@ def test_what_is_no_object_with_a_model_is_refused_in_words(data, words):
 @pytest.mark.parametrize("data", [b"{}", b'{"model": null}', b'{"model": ""}', b'{"x": {"model": "inner"}}'])
 def test_no_model_is_none(data):
     assert read_json(data, Prompt.CHAT).facts.model is None
+
+
+@given(bodies(), st.sampled_from(Prompt))
+def test_the_quick_way_of_reading_tells_what_the_long_one_does(data, prompt):
+    quick = read_members(data, prompt)
+    if quick is not None:
+        exact = _read_exactly(data, prompt)
+        assert quick[0] == exact.facts
+        assert bool(quick[1]) == (exact.model_name is not None)
+
+
+SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße \u2603"}
+TAKES_IT = [
+    (Prompt.CHAT, {"messages": [SYSTEM, {"role": "developer"}, USER], "tools": [{"a": 1}], "stream": True}),
+    (Prompt.CHAT, {"messages": [SYSTEM], "cache_salt": "x", "chat_template_kwargs": None, "stream": 1}),
+    (Prompt.CHAT, {"messages": [1, "x", None, [SYSTEM]], "documents": []}),
+    (Prompt.CHAT, {}),
+    (Prompt.COMPLETION, {"prompt": ["a", "b"], "functions": 1}),
+    (Prompt.COMPLETION, {"prompt": None}),
+    (Prompt.RESPONSES, {"instructions": "Be brief.", "input": [USER, SYSTEM]}),
+    (Prompt.RESPONSES, {"instructions": None, "input": "Hello", "mm_processor_kwargs": {}}),
+    (Prompt.RESPONSES, {"input": [SYSTEM, USER], "chat_template": "{{x}}"}),
+    (Prompt.RESPONSES, {"input": "a", "previous_response_id": "resp_1", "background": True}),
+    (Prompt.RESPONSES, {"input": "a", "previous_response_id": 7, "background": 1}),
+    (Prompt.CHAT, {"messages": [USER], "previous_response_id": "resp_1", "background": True}),
+    (Prompt.NONE, {"input": ["a"], "messages": [1]}),
+]
+
+
+@pytest.mark.parametrize(("prompt", "members"), TAKES_IT)
+def test_what_clients_send_is_read_the_quick_way(prompt, members):
+    for ascii_only in (True, False):
+        data = json.dumps({"model": "m", **members}, ensure_ascii=ascii_only, indent=1).encode()
+        quick = read_members(data, prompt)
+        assert quick is not None
+        assert quick[0] == _read_exactly(data, prompt).facts
+        assert quick[1] == b'"m"'
+
+
+@pytest.mark.parametrize("at", [0, 1, 4000, 4090, 4096, 8000])
+@pytest.mark.parametrize("digits", [4301, 4400, 9000])
+def test_a_number_that_python_does_not_read_is_refused_wherever_it_is(at, digits):
+    data = b'{"model": "m", "x": "' + b"x" * at + b'", "n": ' + b"7" * digits + b"}"
+    with pytest.raises(ProxyError, match="4300"):
+        read_json(data, Prompt.CHAT)

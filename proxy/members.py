@@ -1,0 +1,123 @@
+"""The members of a JSON body that routing looks at, as they stand in it, without making Python objects of the rest.
+
+This is the quick way for what nearly every client sends: UTF-8, strict JSON, messages in a list. msgspec
+walks over the text, checks its structure and gives slices. It means the same as ``json.loads`` by what both accept, and
+it accepts less, with two exceptions that are asked for beforehand: it does not look at the encoding of strings that it
+steps over, nor at the length of numbers. What it refuses takes the long way (see ``proxy.request``).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from proxy.facts import SEED_MEMBERS, Facts, is_instruction, rolling_keys
+from proxy.routes import Prompt
+
+_ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
+
+#: Digits of a number that Python does not read (sys.int_info.default_max_str_digits), and a distance that none jumps.
+_ENDLESS = re.compile(rb"[0-9]{4300}")
+_STRIDE = 4096
+
+
+class _Role(msgspec.Struct):
+    role: object = None
+
+
+class _Members(msgspec.Struct):
+    model: msgspec.Raw = _ABSENT
+    stream: object = False
+    previous_response_id: object = ""
+    background: object = False
+    messages: list[msgspec.Raw] = []
+    prompt: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    # ``SEED_MEMBERS``
+    tools: msgspec.Raw = _ABSENT
+    functions: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
+    mm_processor_kwargs: msgspec.Raw = _ABSENT
+    cache_salt: msgspec.Raw = _ABSENT
+
+
+_MEMBERS = msgspec.json.Decoder(_Members)
+_ROLE = msgspec.json.Decoder(_Role)
+_TEXT = msgspec.json.Decoder(str)
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes] | None:
+    """The facts and the model's name as it is written (empty: none); None: it takes the long way to tell."""
+    if prompt is Prompt.MESSAGES or (prompt is Prompt.CHAT and b'"cache_control"' in data):
+        return None  # what is cached there is not the text as it stands (see ``proxy.facts``)
+    try:
+        if not data.isascii():
+            data.decode()
+        if _has_endless_number(data):
+            return None
+        members = _MEMBERS.decode(data)
+        model = _TEXT.decode(members.model) if members.model else None
+        texts, instructions = _texts(members, prompt)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    keys, sizes = rolling_keys(_seed(members), texts) if texts else ((), ())
+    previous, background = "", False
+    if prompt is Prompt.RESPONSES:
+        previous, background = _stored(members.previous_response_id), members.background is True
+    stream = members.stream is True
+    return Facts(model or None, stream, previous, background, keys, instructions, sizes), bytes(members.model)
+
+
+def _stored(previous: object) -> str:
+    return previous if isinstance(previous, str) else ""
+
+
+def _texts(members: _Members, prompt: Prompt) -> tuple[list[bytes], int]:
+    """The parts of the prompt in the order in which the engine renders them, and how many are instructions."""
+    match prompt:
+        case Prompt.CHAT:
+            texts = [bytes(message) for message in members.messages]
+            return texts, _leading_instructions(texts)
+        case Prompt.COMPLETION:
+            return _whole(members.prompt), 0
+        case Prompt.RESPONSES:
+            given = _whole(members.input)
+            if given and given[0][:1] == b"[":
+                given = [bytes(item) for item in _ARRAY.decode(given[0])]
+            texts = [*_whole(members.instructions), *given]
+            return texts, max(_leading_instructions(texts), 1 if members.instructions else 0)
+        case _:
+            return [], 0
+
+
+def _has_endless_number(data: bytes | bytearray) -> bool:
+    """Whether there may be one."""
+    for count, byte in enumerate(data[_STRIDE::_STRIDE], start=1):
+        at = count * _STRIDE
+        if 0x30 <= byte <= 0x39 and _ENDLESS.search(data, at - _STRIDE, at + 2 * _STRIDE):
+            return True
+    return False
+
+
+def _whole(value: msgspec.Raw) -> list[bytes]:
+    return [bytes(value)] if value and value != _NULL else []
+
+
+def _leading_instructions(texts: list[bytes]) -> int:
+    for count, text in enumerate(texts):
+        if text[:1] != b"{" or not is_instruction(_ROLE.decode(text).role):
+            return count
+    return len(texts)
+
+
+def _seed(members: _Members) -> list[bytes]:
+    seed = []
+    for name in SEED_MEMBERS:
+        if value := getattr(members, name):
+            seed.append(b"%b\0%b" % (name.encode(), bytes(value)))
+    return seed
