@@ -7,8 +7,9 @@ Peers that are not in the cache directory (see tests/bench/install-peers) are na
 proxy of another checkout. The proxy under test has one core, two stub engines and the load share another. CPU is what
 the kernel counted for the peer's processes, so it does not depend on what else the machine does; latencies do.
 
-``ours`` is ``PublicProxy`` on uvloop with its policies, its access log (formatted, to /dev/null) and an admission that
-counts as the supervisor's does, but without the rest of the supervisor around it.
+``ours`` is the port as it is shipped: on uvloop, with the default routing, the supervisor's own core and dispatcher for
+admission and their publication of what changed, and the access log, formatted, to /dev/null. What is not in it: systemd
+and a bus to publish to.
 """
 
 from __future__ import annotations
@@ -119,37 +120,18 @@ async def engine(path: str) -> None:
 
 
 async def serve(port: int, engines: list[int]) -> None:
+    from awake import awake
+
     from proxy.server import PublicProxy
-    from supervisord.core.admission import Candidate, Lease
     from supervisord.core.spec import ModelSpec, ProxySpec, ReplicaSpec
     from supervisord.sd.journal import set_up_logging
 
-    class Books:
-        def __init__(self) -> None:
-            self.flying = {f"r{n}": 0 for n in range(len(engines))}
-            self.endpoints = {f"r{n}": f"http://127.0.0.1:{number}" for n, number in enumerate(engines)}
-            self.number = 0
-
-        def admit(
-            self, model: str, choose: Any, *, exclude: frozenset[str] = frozenset(), only: frozenset[str] | None = None
-        ) -> Lease:
-            names = [name for name in self.flying if name not in exclude and (only is None or name in only)]
-            choice = choose([Candidate(name, self.flying[name], 0) for name in names])
-            self.flying[choice.replica] += 1
-            self.number += 1
-            endpoint = self.endpoints[choice.replica]
-            return Lease(self.number, "m", choice.replica, endpoint, ("m",), choice.reason)
-
-        def finish(self, lease: Lease, ending: object, detail: str = "") -> None:
-            self.flying[lease.replica] -= 1
-
-        def listing(self) -> tuple[()]:
-            return ()
-
     set_up_logging(logging.INFO, {})
-    replicas = tuple(ReplicaSpec(f"r{n}", "m", "u.service", "http://x:1") for n in range(len(engines)))
-    admission: Any = Books()
-    proxy = PublicProxy(admission, ProxySpec(), [ModelSpec("m", replicas)], lambda failover: None)
+    replicas = tuple(
+        ReplicaSpec(f"r{n}", "m", f"u{n}.service", f"http://127.0.0.1:{number}") for n, number in enumerate(engines)
+    )
+    models = [ModelSpec("m", replicas)]
+    proxy = PublicProxy(await awake(models), ProxySpec(), models, lambda failover: None)
     await proxy.start([socket.create_server(("127.0.0.1", port), backlog=4096)])
     print("ready", flush=True)
     await asyncio.Event().wait()
