@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class RefusalCode(StrEnum):
@@ -37,8 +37,10 @@ class Refuse:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+# Those that are made for every request are tuples by name, which takes half the time of a frozen dataclass.
+
+
+class Candidate(NamedTuple):
     """A replica that may be chosen now, as a routing policy sees it."""
 
     name: str
@@ -56,8 +58,7 @@ class Placement(StrEnum):
     BLIND = "blind"  # the policy does not look
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What a policy answers: the name of one of the candidates, and why (for the log and ``x-vllmctl-route``)."""
 
     replica: str
@@ -69,8 +70,7 @@ class Choice:
 Chooser = Callable[[Sequence[Candidate]], Choice]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """Permission to send one request to one replica. Must be returned exactly once, by ``finish``."""
 
     id: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from supervisord.core.actions import Action, Note, NoteKind
 from supervisord.core.admission import Chooser
@@ -56,8 +57,7 @@ class Model:
         return sum(replica.in_flight for replica in self.replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLease:
+class OpenLease(NamedTuple):
     """What is remembered of a lease until it is returned."""
 
     model: str
