@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 SOCKET = Path("/run/systemd/journal/socket")
@@ -87,14 +88,22 @@ class JournalHandler(logging.Handler):
 
     def _entry(self, record: logging.LogRecord) -> bytes:
         fields: dict[str, object] = {
-            "MESSAGE": self.format(record),
+            "MESSAGE": record.msg if getattr(record, TOLD, False) else self.format(record),
             "PRIORITY": _PRIORITY.get(record.levelno, 6),
             "SYSLOG_IDENTIFIER": "vllm-supervisord",
             "CODE_FUNC": f"{record.name}.{record.funcName}",
         }
         given: Mapping[str, object] = getattr(record, FIELDS, {})
-        fields.update({f"VLLMCTL_{key.upper()}": value for key, value in given.items() if value not in ("", None)})
-        return b"".join(_field(key, str(value)) for key, value in fields.items())
+        fields.update({_name(key): value for key, value in given.items() if value is not None and value != ""})
+        text = "".join([f"{name}={value}\n" for name, value in fields.items()])
+        if text.count("\n") == len(fields):  # as it is in all but a few: no value has a line break
+            return text.encode("utf-8", "surrogateescape")
+        return b"".join(_field(name, str(value)) for name, value in fields.items())
+
+
+@lru_cache(256)
+def _name(key: str) -> str:
+    return f"VLLMCTL_{key.upper()}"
 
 
 def _field(key: str, value: str) -> bytes:
