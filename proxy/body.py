@@ -80,9 +80,9 @@ class Body:
 
     def pieces(self, splice: Splice | None = None) -> Iterator[bytes | memoryview]:
         """The body in pieces fit for one write each, with ``splice`` applied."""
-        if splice is None:
-            yield from self._pieces(0, self.size)
-            return
+        return self._pieces(0, self.size) if splice is None else self._spliced(splice)
+
+    def _spliced(self, splice: Splice) -> Iterator[bytes | memoryview]:
         yield from self._pieces(0, splice.start)
         yield splice.replacement
         yield from self._pieces(splice.end, self.size)

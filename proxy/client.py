@@ -67,6 +67,14 @@ class HttpClient:
 
     async def start(self, head: ResponseHead, *, at_once: bool) -> None:
         """Send the head; ``at_once`` false: with the first bytes of the body, or with the end."""
+        self.begin(head)
+        if at_once:
+            self._flush()
+            if self._connection.write_paused:
+                await self._drained()
+
+    def begin(self, head: ResponseHead) -> None:
+        """The head, to be sent with what follows."""
         if self._connection.gone:
             raise ClientGone
         self.started = True
@@ -88,10 +96,6 @@ class HttpClient:
             framing += self._connection.date()
         line = b"HTTP/1.%d %d %b\r\n" % (self._http11, head.status, head.reason.encode("latin-1"))
         self._pending = b"%b%b%b\r\n" % (line, head.lines, framing)
-        if at_once:
-            self._flush()
-            if self._connection.write_paused:
-                await self._drained()
 
     def switch(self, lines: bytes) -> None:
         """Answer 101: what is sent from now on is another protocol, and its end that of the connection."""

@@ -41,7 +41,7 @@ class ClientServer:
         self.refused = refused
         self.configure(spec)
         self.connections: set[ClientConnection] = set()
-        #: Handlers under way, also those whose connection is lost.
+        #: Handlers that are ending after their connection.
         self.tasks: set[asyncio.Task[None]] = set()
         self._all_lost = asyncio.Event()
         self._crowd = Crowd()

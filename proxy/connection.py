@@ -34,7 +34,7 @@ class Server(Protocol):
     @property
     def networks(self) -> ClientNetworks | None: ...
 
-    #: Handlers under way, also those whose connection is lost.
+    #: Handlers that are ending after their connection.
     tasks: set[asyncio.Task[None]]
 
     @property
@@ -65,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport
         #: The client's address, for the log; ``unix`` where it has none.
         self.peer = ""
@@ -80,7 +80,7 @@ class ClientConnection(asyncio.Protocol):
         #: The handler of the request in hand.
         self.task: asyncio.Task[None] | None = None
         self._buffer = b""
-        self._head_began = False
+        self._head_began = self._heard = False
         self._reading = True
         #: Whether what comes is dropped.
         self.discarding = False
@@ -156,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
     async def drained(self) -> None:
         """Wait until the client has read enough."""
         while self.write_paused and not self._lost:
-            self._drained = self._loop.create_future()
+            self._drained = self.loop.create_future()
             await self._drained
 
     def connect(self, source: Source | None) -> None:
@@ -206,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
     def body_limit(self, began: float, size: int) -> None:
         """A body is on its way since ``began``: it may pause, and be slow, but not for ever."""
         timeout = self._server.spec.client_body_timeout
-        self._limit_at(min(self._loop.time(), began + size / SLOWEST_BODY) + timeout)
+        self._limit_at(min(self.loop.time(), began + size / SLOWEST_BODY) + timeout)
 
     def no_limit(self) -> None:
         """A request is being answered."""
@@ -260,11 +260,11 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_head(error)
             return
         self._deadline = None
-        self._server.heard(self)
+        if not self._heard:
+            self._heard = True
+            self._server.heard(self)
         request = self._request = HttpRequest(self, head)
-        task = self.task = self._loop.create_task(self._server.handler(request, HttpClient(self, head)))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self.task = self.loop.create_task(self._server.handler(request, HttpClient(self, head)))
 
     def _refuse_head(self, error: HeadError) -> None:
         message = str(error).splitlines()[0] if str(error) else "malformed"
@@ -282,6 +282,8 @@ class ClientConnection(asyncio.Protocol):
     def _leave(self) -> None:
         self.gone = True
         if self.task is not None:
+            self._server.tasks.add(self.task)
+            self.task.add_done_callback(self._server.tasks.discard)
             self.task.cancel()
         elif not self._lost and not self.discarding:
             self._close(linger=False)
@@ -300,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def _limit(self, seconds: float) -> None:
-        self._limit_at(self._loop.time() + seconds)
+        self._limit_at(self.loop.time() + seconds)
 
     def _limit_at(self, deadline: float) -> None:
         self._deadline = deadline
@@ -312,13 +314,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _set_timer(self, at: float) -> None:
         # The time is kept here: uvloop's handle of a timer that is due already does not know it.
-        self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
+        self._timer, self._timer_at = self.loop.call_at(at, self._tick), at
 
     def _tick(self) -> None:
         self._timer = None
         if self._deadline is None:
             return
-        if self._deadline > self._loop.time():
+        if self._deadline > self.loop.time():
             self._set_timer(self._deadline)
         elif self._request is not None and self._request.receiving:
             self._deadline = None

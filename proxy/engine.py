@@ -13,6 +13,8 @@ from proxy.heads import MAX_HEAD, parse_response
 
 #: Bytes of an answer that are kept while nobody takes them.
 READ_AHEAD = 64 * 1024
+#: A body of more bytes is not copied to be in one piece with its head.
+_JOINED = 16 * 1024
 
 
 class StaleConnection(Exception):
@@ -26,8 +28,12 @@ class EngineConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         #: Whether it is of no more use.
         self.closed = False
+        self.loop = asyncio.get_running_loop()
         self._talk: Conversation | None = None
         self._reading = True
+        # One timer for all conversations, which may be early for the one under way, but is never late.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
@@ -35,6 +41,9 @@ class EngineConnection(asyncio.Protocol):
     def send(self, head: bytes, body: Iterator[bytes | memoryview], patience: float) -> Conversation:
         """Begin a conversation. ``patience``: seconds until the head of the answer."""
         talk = self._talk = Conversation(self, head, body, patience)
+        self._due = self.loop.time() + patience
+        if self._timer is None or self._timer_at > self._due:
+            self._set_timer()
         talk.push()
         return talk
 
@@ -50,6 +59,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._talk is not None:
             self._talk.lost(exc)
 
@@ -85,6 +96,20 @@ class EngineConnection(asyncio.Protocol):
         if self._talk is not None:
             self._talk.stop()
         self.transport.abort()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self.loop.call_at(self._due, self._tick), self._due
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._talk is None or self._talk.head is not None:
+            return
+        if self.loop.time() < self._due:
+            self._set_timer()
+        else:
+            self._talk.too_late()
 
 
 class Conversation:
@@ -169,10 +194,13 @@ class Conversation:
             return
         write = self.connection.transport.write
         for piece in self._pieces:
-            if self._out:
-                piece = b"".join((self._out, piece))
-                self._out = b""
-            write(piece)
+            if not self._out:
+                write(piece)
+            elif len(piece) > _JOINED:
+                self.connection.transport.writelines((self._out, piece))
+            else:
+                write(b"".join((self._out, piece)))
+            self._out = b""
             if self.paused:
                 return
         if self._out:  # a request without a body
@@ -182,12 +210,8 @@ class Conversation:
 
     async def head_comes(self) -> None:
         """Wait for the answer's head; raises ``StaleConnection``, ``NoFirstByte`` or ``UpstreamBroken``."""
-        timer = asyncio.get_running_loop().call_later(self._patience, self._too_late)
-        try:
-            while self.head is None:
-                await self._wait()
-        finally:
-            timer.cancel()
+        while self.head is None:
+            await self._wait()
 
     async def begins(self) -> None:
         """Wait for the first byte of the body, or its end; raises ``UpstreamBroken``."""
@@ -201,6 +225,10 @@ class Conversation:
 
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
+        if self._left is not None and len(self._backlog) == self._left <= limit and not self._ended:  # most often
+            whole, self._backlog = self._backlog, b""
+            self._finish(b"")
+            return whole
         self._limit = limit
         self._attach(self._to_gathered)
         while not self.done and len(self._gathered) < limit:
@@ -357,7 +385,8 @@ class Conversation:
         self._feed = _ignore
         self._wake()
 
-    def _too_late(self) -> None:
+    def too_late(self) -> None:
+        """The head of the answer has not come in time."""
         self._fail(NoFirstByte(f"no response byte within {self._patience:g} s"))
 
     def _wake(self) -> None:
@@ -367,7 +396,7 @@ class Conversation:
     async def _wait(self) -> None:
         """Wait for the next event; raises what went wrong."""
         if self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self.connection.loop.create_future()
             await self._waiter
         if self._error is not None:
             raise self._error

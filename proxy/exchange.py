@@ -183,6 +183,10 @@ class Client(Protocol):
         """What was sent last is a chunk that lacks ``size`` bytes and its line break."""
         ...
 
+    def begin(self, head: ResponseHead) -> None:
+        """The head of the response, to be sent with what follows."""
+        ...
+
     async def start(self, head: ResponseHead, *, at_once: bool) -> None:
         """Send the head of the response, or with ``at_once`` false together with the first bytes of the body."""
         ...

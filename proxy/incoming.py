@@ -20,6 +20,7 @@ class Connection(Protocol):
     peer: str
     discarding: bool
     task: asyncio.Task[None] | None
+    loop: asyncio.AbstractEventLoop
 
     @property
     def transport(self) -> Transport: ...
@@ -98,7 +99,7 @@ class HttpRequest:
         if self.complete:
             return
         self._consume, self.receiving = consume, True
-        loop = asyncio.get_running_loop()
+        loop = self._connection.loop
         self._began = loop.time()
         self.feed(self._connection.take_buffer())
         if self._error is not None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from proxy.attempts import Attempts
 from proxy.errors import ProxyError, engine_error_event
@@ -41,7 +41,7 @@ HEAD_HELD = 15.0
 #: What vLLM says with a 500 when it takes no more requests, or its core is dead.
 _GOING_DOWN = (b"cannot schedule new futures", b"EngineDeadError", b"EngineCore encountered an issue")
 #: How vLLM ends a request that it gave up by itself, with a 200: the client is still there, so nobody asked for that.
-_ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
+_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 
 #: The most of an engine's error answer that is turned into an SSE event, bytes.
 _MAX_ERROR_BODY = 64 * 1024
@@ -90,8 +90,13 @@ class Relay:
                 answer.accept()
                 if exchange.learn is not None and answer.head.status == 200:
                     exchange.learn(lease, answer.beginning if whole is None else whole)
-                computed = partial(self._computed, exchange, policy)
-                outcome.usage = await self._pass_on(answer, whole, lease, reply, computed)
+                if whole is not None and not reply.started:
+                    reply.whole(answer.head, whole, _told(reply, lease))
+                    if answer.head.status == 200:
+                        self._computed(exchange, policy)
+                    outcome.usage = usage_of(whole)
+                else:
+                    outcome.usage = await self._pass_on(answer, whole, lease, reply, exchange, policy)
                 ending = Ending.COMPLETED
             finally:
                 answer.close()
@@ -116,36 +121,36 @@ class Relay:
         return None
 
     async def _pass_on(
-        self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply, computed: Callable[[], None]
+        self, answer: Answer, whole: bytes | None, lease: Lease, reply: Reply, exchange: Exchange, policy: Policy
     ) -> Usage | None:
         """The engine's answer, untouched and as it comes; an engine's 429, 500 or 503 is an answer like any other.
 
-        ``whole``: its body, if that is here already. ``computed`` is called at the first byte that took computing: an
-        engine sends the head of a stream before it does anything. Returns what the end tells of tokens.
+        ``whole``: its body, if that is here already. Returns what the end tells of tokens.
         """
         head = answer.head
         if not reply.started:
-            ours = f"x-vllmctl-replica: {lease.replica}\r\nx-vllmctl-route: {lease.reason}\r\n"
-            lines = ours.encode("latin-1", "replace") if reply.tells_route else b""
-            await reply.start(head, lines, at_once=whole is None)
+            await reply.start(head, _told(reply, lease))
         elif head.status != 200 or not head.is_event_stream:
             # The client was told 200 while it waited: all that is left to give it is an event.
             body = await answer.read(_MAX_ERROR_BODY) if whole is None else whole
             await reply.break_off(engine_error_event(head.status, body, reply.dialect))
             return None
-        if whole is None:
-            await answer.begins()
-        if head.status == 200:
-            computed()
-        if whole is None:
-            await reply.pour(answer)
-        elif whole:
-            await reply.write(whole)
-        return usage_of(answer.ending if whole is None else whole)
+        await answer.begins()
+        if head.status == 200:  # the first byte that took computing: an engine sends a stream's head before it does any
+            self._computed(exchange, policy)
+        await reply.pour(answer)
+        return usage_of(answer.ending)
 
     def _computed(self, exchange: Exchange, policy: Policy) -> None:
         exchange.outcome.computed, exchange.outcome.stage = self._clock(), Stage.STREAM
         policy.first_byte(exchange.facts)
+
+
+def _told(reply: Reply, lease: Lease) -> bytes:
+    """Which replica answers and why, for a client that is told."""
+    if not reply.tells_route:
+        return b""
+    return f"x-vllmctl-replica: {lease.replica}\r\nx-vllmctl-route: {lease.reason}\r\n".encode("latin-1", "replace")
 
 
 class _LostAnswer(Exception):
@@ -169,7 +174,7 @@ async def _whole(answer: Answer) -> bytes | None:
         raise _LostAnswer(str(failure)) from None
     if answer.head.status == 500 and any(words in whole for words in _GOING_DOWN):
         raise _LostAnswer("the engine is shutting down")
-    if answer.head.status == 200 and any(words in whole for words in _ABORTED):
+    if answer.head.status == 200 and _ABORTED.search(whole):
         raise _LostAnswer("the engine aborted the request")
     return whole
 

@@ -49,12 +49,22 @@ class Reply:
 
         ``at_once`` false: the first bytes of the body, or the end, are on the way already.
         """
+        self._prepare(head, extra)
+        await self._client.start(head, at_once=at_once)
+
+    def whole(self, head: ResponseHead, body: bytes, extra: bytes = b"") -> None:
+        """Send a response that is here from its head to its last byte; ``end`` follows."""
+        self._prepare(head, extra)
+        self._client.begin(head)
+        self._client.send(body)
+        self._outcome.bytes_sent += len(body)
+
+    def _prepare(self, head: ResponseHead, extra: bytes) -> None:
         self._events = head.length is None and not head.encoded and head.is_event_stream
         if not head.has_request_id:
             extra += b"X-Request-Id: %b\r\n" % self._request_id.encode()
         head.lines += extra + self.lines
         self._outcome.status = head.status
-        await self._client.start(head, at_once=at_once)
 
     def switch(self, lines: bytes, session: Session) -> Client:
         """Answer 101 with ``lines``: from now on it is ``session`` that speaks to the client, failures included."""
@@ -88,8 +98,7 @@ class Reply:
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer of our own."""
-        await self.start(own_head(status, HTTPStatus(status).phrase, headers, len(body)), at_once=False)
-        await self.write(body)
+        self.whole(own_head(status, HTTPStatus(status).phrase, headers, len(body)), body)
         await self.end()
 
     async def fail(self, error: ProxyError, *, close: bool = False) -> None:

@@ -108,7 +108,7 @@ ROUTES: tuple[Route, ...] = (
 #: The target ``*``, which means the server and no resource of it; what it allows is what any route does.
 _SERVER = Route("*", tuple(sorted({method for row in ROUTES for method in row.methods})), Handler.SERVER)
 
-_EXACT: Mapping[str, Route] = MappingProxyType({row.path: row for row in ROUTES if "{" not in row.path})
+_EXACT: Mapping[str, Match] = MappingProxyType({row.path: Match(row) for row in ROUTES if "{" not in row.path})
 
 _STORED = {row.path.partition("{id}")[2]: row for row in ROUTES if row.handler is Handler.STORED}
 
@@ -118,7 +118,7 @@ def match(method: str, target: str) -> Match:
     if target == "*":
         return Match(_SERVER, options=True)
     path = target.partition("?")[0]
-    found = Match(_EXACT[path]) if path in _EXACT else _with_argument(path)
+    found = _EXACT.get(path) or _with_argument(path)
     # A fragment or a non-ASCII byte does not belong in a request target, and would not be forwarded as it came.
     if found is None or "#" in target or not target.isascii():
         raise ProxyError(404, "unknown_url", f"Unknown request URL: {method} {path[:200]}")

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from os import urandom
+from random import getrandbits
 
 from proxy import routes
 from proxy.accesslog import log_request
@@ -155,7 +155,7 @@ class PublicProxy:
         """One request from its head to its log line."""
         head = request.head
         started, route = self._clock(), "-"
-        request_id = head.request_id if is_request_id(head.request_id) else urandom(16).hex()
+        request_id = head.request_id if is_request_id(head.request_id) else f"{getrandbits(128):032x}"
         outcome = Outcome()
         live = _Live(client, request.task)
         reply = Reply(client, outcome, request_id)
@@ -206,6 +206,8 @@ class PublicProxy:
 
 class _Live:
     """A request in flight, and the way to end it from outside."""
+
+    __slots__ = ("_task", "client", "ended")
 
     def __init__(self, client: HttpClient, task: asyncio.Task[None] | None) -> None:
         self.client = client

@@ -76,6 +76,8 @@ class Service:
             await reply.answer(204, headers, b"")
             return
         match match.route.handler:
+            case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
+                await self._forward(request, match.route, reply, outcome, request_id)
             case Handler.HEALTH:
                 await reply.answer(200, _NO_CONTENT, b"")
             case Handler.MODELS:
@@ -88,8 +90,6 @@ class Service:
                 await self._realtime.serve(request, match.route, reply, outcome, request_id, self.spec, policy_of)
             case Handler.STORED:
                 await self._ask_for_stored(request, match, reply, outcome, request_id)
-            case Handler.ENGINE_JSON | Handler.ENGINE_FORM:
-                await self._forward(request, match.route, reply, outcome, request_id)
 
     async def _forward(self, request: Request, route: Route, reply: Reply, outcome: Outcome, request_id: str) -> None:
         spool_after = SPOOL_AFTER if route.handler is Handler.ENGINE_FORM else None

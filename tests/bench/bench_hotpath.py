@@ -20,7 +20,7 @@ import os
 import pstats
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,9 @@ class Transport:
 
     def __init__(self, on_write: Callable[[bytes], None]) -> None:
         self.write = on_write
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        self.write(b"".join(pieces))
 
     def set_write_buffer_limits(self, high: int) -> None:
         pass

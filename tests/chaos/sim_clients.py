@@ -57,6 +57,9 @@ class SimReply:
         #: An engine's answer has begun to reach the client.
         self.headed = False
 
+    def whole(self, head: object, body: bytes, extra: bytes = b"") -> None:
+        self.started = self.headed = True
+
     async def start(self, head: object, extra: bytes = b"", *, at_once: bool = True) -> None:
         self.started = self.headed = True
 
