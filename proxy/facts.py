@@ -32,16 +32,16 @@ class Facts:
     #: The model as the client wrote it; None if it named none.
     model: str | None = None
     stream: bool = False
-    #: The stored response that this one goes on from, which only the replica has that made it.
-    previous: str = ""
-    #: Whether the engine goes on computing when the client has its answer.
-    background: bool = False
     #: One key per message (see above); empty where a route has no prompt of messages.
     keys: tuple[bytes, ...] = ()
     #: How many messages at the start carry only instructions (system, developer).
     instructions: int = 0
     #: Bytes of the prompt up to and with each message, as it was written: what a key covers.
     sizes: tuple[int, ...] = ()
+    #: The stored response that this one goes on from, which only the replica has that made it.
+    previous: str = ""
+    #: Whether the engine goes on computing when the client has its answer.
+    background: bool = False
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""

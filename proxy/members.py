@@ -70,7 +70,7 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
     if prompt is Prompt.RESPONSES:
         previous, background = _stored(members.previous_response_id), members.background is True
     stream = members.stream is True
-    return Facts(model or None, stream, previous, background, keys, instructions, sizes), bytes(members.model)
+    return Facts(model or None, stream, keys, instructions, sizes, previous, background), bytes(members.model)
 
 
 def _stored(previous: object) -> str:

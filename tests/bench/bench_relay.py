@@ -8,8 +8,8 @@ proxy of another checkout. The proxy under test has one core, two stub engines a
 the kernel counted for the peer's processes, so it does not depend on what else the machine does; latencies do.
 
 ``ours`` is the port as it is shipped: on uvloop, with the default routing, the supervisor's own core and dispatcher for
-admission and their publication of what changed, and the access log, formatted, to /dev/null. What is not in it: systemd
-and a bus to publish to.
+admission and their publication of what changed, metrics, and the access log, formatted, to /dev/null. What is not in
+it: systemd and a bus to publish to.
 """
 
 from __future__ import annotations
@@ -132,6 +132,10 @@ async def serve(port: int, engines: list[int]) -> None:
     )
     models = [ModelSpec("m", replicas)]
     proxy = PublicProxy(await awake(models), ProxySpec(), models, lambda failover: None)
+    with contextlib.suppress(ImportError):  # a checkout from before there were metrics
+        from proxy.tally import RequestTally
+
+        proxy.observer = RequestTally()
     await proxy.start([socket.create_server(("127.0.0.1", port), backlog=4096)])
     print("ready", flush=True)
     await asyncio.Event().wait()
