@@ -18,7 +18,8 @@ from supervisord.config.endpoints import (
     parse_endpoint,
     why_no_network,
 )
-from supervisord.config.keys import REPLICA_NAME, SERVE, TAKEN_OPTIONS
+from supervisord.config.forms import REPLICA_NAME
+from supervisord.config.keys import SERVE, TAKEN_OPTIONS
 from supervisord.config.merge import Merged
 from supervisord.config.problems import Path, Problem, spelled_key, spelled_path
 from supervisord.config.quantities import spell_duration

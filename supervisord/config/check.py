@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from supervisord.config.keys import NOT_EMPTY, PLAIN, ROOT, VARIABLE
+from supervisord.config.forms import NOT_EMPTY, PLAIN, VARIABLE
+from supervisord.config.keys import ROOT
 from supervisord.config.kinds import (
     CommandLine,
     Duration,

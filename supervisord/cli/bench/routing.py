@@ -15,7 +15,7 @@ from supervisord.cli.session import Session
 from supervisord.cli.tables import Row, columns
 from supervisord.cli.targets import resolve
 from supervisord.cli.words import count, span
-from supervisord.config.keys import ROUTINGS
+from supervisord.config.forms import ROUTINGS
 from supervisord.control import Verb
 
 #: Tokens of the text by which the tokenizer is known.
