@@ -293,6 +293,6 @@ class Exchange:
         """The change to the body where the replica does not answer to the client's name for the model."""
         if self.model_name is None or not place.served_names or self.facts.model is None:
             return None
-        if self.facts.model in place.served_names:
+        if self.facts.adapter or self.facts.model in place.served_names:
             return None
         return self.model_name.replaced_by(place.served_names[0])

@@ -42,10 +42,12 @@ class Facts:
     previous: str = ""
     #: Whether the engine goes on computing when the client has its answer.
     background: bool = False
+    #: Whether ``model`` is an adapter's name, which no other can stand for.
+    adapter: bool = False
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""
-        return replace(self, keys=tuple(_key(hash((name, key))) for key in self.keys))
+        return replace(self, adapter=True, keys=tuple(_key(hash((name, key))) for key in self.keys))
 
     @property
     def turns(self) -> int:

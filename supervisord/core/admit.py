@@ -84,7 +84,7 @@ def lease(
         model.name,
         replica.name,
         replica.spec.endpoint,
-        replica.served_names,
+        replica.served_names + replica.adapters,
         choice.reason,
         choice.placement,
     )

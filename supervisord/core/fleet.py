@@ -50,7 +50,7 @@ class Model:
     def serving(self, name: str) -> frozenset[str]:
         """The replicas that answer to ``name``, as they said themselves or by their command line."""
         declared = name in self.spec.adapters
-        return frozenset(r.name for r in self.replicas if name in r.served_names or (declared and r.spec.bundled))
+        return frozenset(r.name for r in self.replicas if name in r.adapters or (declared and r.spec.bundled))
 
     @property
     def in_flight(self) -> int:

@@ -200,7 +200,8 @@ def learn(replica: Replica, probe: Probe) -> None:
     """Remember what the engine told about itself."""
     if probe.state in (EngineState.AWAKE, EngineState.ASLEEP):
         replica.can_sleep, replica.simulated = probe.can_sleep, probe.simulated
-        replica.served_names = probe.served_names or replica.served_names
+        if probe.served_names:
+            replica.served_names, replica.adapters = probe.served_names, probe.adapters
         replica.max_model_len = probe.max_model_len or replica.max_model_len
 
 

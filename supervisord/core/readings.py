@@ -47,5 +47,7 @@ class Probe:
     #: False when /is_sleeping is 404 (no dev mode): such an engine can only be stopped.
     can_sleep: bool = True
     simulated: bool = False
+    #: Its LoRA adapters, which have names besides.
+    adapters: tuple[str, ...] = ()
     #: Tokens that the engine has processed and generated since it began; only told where it is HUNG.
     progress: int | None = None

@@ -126,6 +126,7 @@ class Replica:
     start_seconds: float = 0.0
     last_wake_seconds: float = 0.0
     served_names: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     max_model_len: int = 0
     can_sleep: bool = True
     simulated: bool = False

@@ -128,7 +128,7 @@ def running(fleet: Fleet) -> list[Running]:
 
 def _model_view(model: Model, fleet: Fleet) -> ModelView:
     replicas = model.replicas
-    served = dict.fromkeys((*model.spec.adapters, *(name for r in replicas for name in r.served_names)))
+    served = dict.fromkeys((*model.spec.adapters, *(name for r in replicas for name in r.adapters)))
     return ModelView(
         name=model.name,
         aliases=model.spec.aliases,

@@ -77,12 +77,13 @@ class _Look:
 
     asking: str = "/health"
     names: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     max_model_len: int | None = None
     simulated: bool = False
 
     def found(self, state: EngineState, detail: str = "") -> Probe:
         text = f"GET {self.asking}: {detail}" if detail else ""
-        return Probe(state, text, self.names, self.max_model_len, simulated=self.simulated)
+        return Probe(state, text, self.names, self.max_model_len, simulated=self.simulated, adapters=self.adapters)
 
 
 class _NoAnswer(Exception):
@@ -215,7 +216,7 @@ class VllmEngine:
         # Who it is comes before how it is: another program's idea of being asleep is of no interest.
         look.asking = "/v1/models"
         models = await self._request("GET", "/v1/models")
-        look.names, look.max_model_len = _served(models)
+        look.names, look.adapters, look.max_model_len = _served(models)
         self._model = look.names[0] if look.names else None
         look.simulated = "x-simulated" in models.headers
         keyless = models.status in (401, 403)  # it wants its --api-key, so who it is cannot be asked
@@ -310,12 +311,14 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
     return bytes(body)
 
 
-def _served(models: _Answer) -> tuple[tuple[str, ...], int | None]:
-    """The served names in the engine's order, without adapters (which have a parent), and the context length."""
+def _served(models: _Answer) -> tuple[tuple[str, ...], tuple[str, ...], int | None]:
+    """The served names in the engine's order, the adapters (which have a parent), and the context length."""
     value = models.json()
     rows = value.get("data") if models.status == 200 and isinstance(value, dict) else None
     if not isinstance(rows, list):
-        return (), None
-    own = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str) and not row.get("parent")]
+        return (), (), None
+    named = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+    own = [row for row in named if not row.get("parent")]
+    adapters = tuple(row["id"] for row in named if row.get("parent"))
     lengths = [row["max_model_len"] for row in own if type(row.get("max_model_len")) is int]
-    return tuple(row["id"] for row in own), lengths[0] if lengths else None
+    return tuple(row["id"] for row in own), adapters, lengths[0] if lengths else None

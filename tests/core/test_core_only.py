@@ -136,14 +136,14 @@ def test_a_replica_is_running_while_it_has_a_process_and_each_start_is_another_r
 
 
 def serving(world, name, *names):
-    world.replica(name).served_names = names
+    world.replica(name).adapters = names
     return world
 
 
 def test_a_name_that_only_an_engine_knows_reaches_the_replicas_that_have_it():
     world = World(model(replicas=("a", "b")), running=("a", "b"))
     world.run()
-    serving(world, "b", "chat", "sql")
+    serving(world, "b", "sql")
     leases = [world.admit("sql") for _ in range(3)]
     assert {(lease.model, lease.replica) for lease in leases} == {("chat", "b")}
     assert all("sql" in lease.served_names for lease in leases)
@@ -151,7 +151,7 @@ def test_a_name_that_only_an_engine_knows_reaches_the_replicas_that_have_it():
 
 
 def test_a_replica_that_had_it_is_woken_for_it():
-    world = serving(two(), "b", "chat", "sql")
+    world = serving(two(), "b", "sql")
     ticket = world.admit("sql")
     world.run()
     assert world.outcomes[ticket].replica == "b"
@@ -161,7 +161,7 @@ def test_a_name_that_two_models_engines_have_means_neither():
     world = World(model("chat", ("a",)), model("embed", ("b",)), running=("a", "b"))
     world.run()
     for name in ("a", "b"):
-        serving(world, name, "chat", "sql")
+        serving(world, name, "sql")
     refusal = world.admit("sql")
     assert isinstance(refusal, Refuse)
     assert refusal.code is RefusalCode.MODEL_NOT_FOUND
@@ -171,7 +171,7 @@ def test_a_name_that_two_models_engines_have_means_neither():
 def test_a_configured_name_always_means_its_model():
     world = World(model("chat", ("a",)), model("embed", ("b",)), running=("a", "b"))
     world.run()
-    serving(world, "a", "chat", "embed")
+    serving(world, "a", "embed")
     assert world.admit("embed").replica == "b"
     assert look(world.fleet).models[0].adapters == ()
 

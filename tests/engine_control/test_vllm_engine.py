@@ -19,7 +19,8 @@ Fake = Any  # conftest's FakeVllm
 
 
 async def test_an_awake_engine_tells_its_names_and_context(vllm: Fake, engine: VllmEngine) -> None:
-    assert await engine.probe(LONG) == Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048)
+    expected = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, adapters=("adapter",))
+    assert await engine.probe(LONG) == expected
 
 
 async def test_a_probe_only_reads(vllm: Fake, engine: VllmEngine) -> None:
@@ -186,7 +187,8 @@ async def test_an_engine_with_an_api_key(vllm: Fake, engine: VllmEngine) -> None
     assert (keyless.state, keyless.served_names) == (EngineState.AWAKE, ())
     assert "API key" in keyless.detail
     with_key = VllmEngine(vllm.endpoint, ["tiny"], api_key="secret")
-    assert (await with_key.probe(LONG)).served_names == ("tiny", "tiny-alias")
+    probe = await with_key.probe(LONG)
+    assert (probe.served_names, probe.adapters) == (("tiny", "tiny-alias"), ("adapter",))
     await with_key.close()
 
 

@@ -35,6 +35,13 @@ async def test_an_alias_beside_it_is_spliced_to_the_base_model(adapted):
     assert json.loads(engine.requests[0].body)["model"] == "base"
 
 
+async def test_an_adapter_is_never_answered_by_the_base_model(adapted):
+    engine = await adapted.engine("b")
+    adapted.admission.served_names = ("base",)  # it did not load
+    await adapted.post(ADAPTER)
+    assert json.loads(engine.requests[0].body)["model"] == "org/sql-lora"
+
+
 async def test_an_adapter_is_routed_by_its_models_policy_and_by_a_prefix_of_its_own(adapted, monkeypatch):
     adapted.proxy.reconfigure(adapted.spec, [replace(MODEL, routing="adaptive")])
     adapted.admission.adapters["org/sql-lora"] = frozenset({"a", "b"})

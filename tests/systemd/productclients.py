@@ -103,6 +103,11 @@ class Clients:
         async with self._session.get(self.url + path) as response:
             return await response.json()
 
+    async def request(self, method: str, path: str, body: object = None) -> Answer:
+        """One request of any route, to its end."""
+        async with self._session.request(method, self.url + path, json=body) as response:
+            return Answer(response.status, await response.text(), response.headers)
+
     async def states(self) -> dict[str, str]:
         """Each model's state as `/v1/models` says it."""
         return {entry["id"]: entry["state"] for entry in (await self.get("/v1/models"))["data"]}
