@@ -7,9 +7,9 @@ The model is not in the seed: each model has a policy of its own, and an alias a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from proxy.routes import Prompt
 
@@ -95,7 +95,7 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
     messages = _messages(members, prompt)
     # Clients move their cache_control marks to the newest message on every turn: what they mark is the same text.
     marked = any(message.mentions('"cache_control"') for message in messages)
-    canonical = marked or prompt is Prompt.MESSAGES
+    rewritten = marked or prompt is Prompt.MESSAGES
     instructions = 0
     for message in messages:
         if not _is_instruction(message):
@@ -104,8 +104,8 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
     if prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and ("system" in members or "instructions" in members):
         instructions = max(instructions, 1)
     seed = [f"{name}\0{members[name].raw}" for name in SEED_MEMBERS if name in members]
-    texts = (_canonical(message.value) if canonical else message.raw for message in messages)
-    keys, sizes = rolling_keys(seed, texts)
+    texts = [_bytes(message.raw) for message in messages]
+    keys, sizes = rolling_keys(seed, texts, [canonical(message.value) for message in messages] if rewritten else None)
     previous, background = _stored(members) if prompt is Prompt.RESPONSES else ("", False)
     return Facts(
         model=model or None,
@@ -125,9 +125,11 @@ def _stored(members: dict[str, Value]) -> tuple[str, bool]:
 
 
 def rolling_keys(
-    seed: Iterable[str | bytes], texts: Iterable[str | bytes]
+    seed: Iterable[str | bytes], texts: Iterable[str | bytes], meanings: Iterable[Hashable] | None = None
 ) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
     """One key per text, each covering the seed and all texts up to it; and how many bytes each covers.
+
+    ``meanings``: what counts instead of the texts as they are written, one for each.
 
     The hash is Python's own, 64 bits of SipHash under a secret of this process: a key means nothing to any other, and
     nobody can make two prompts that share one. It takes 0.1 ms for 400 kB, where SHA-256 takes 0.4 with the CPU's help.
@@ -138,9 +140,9 @@ def rolling_keys(
         state, size = hash((state, data)), size + len(data)
     state = hash((state, b""))  # the seed ends here
     keys, sizes = [], []
-    for text in texts:
-        data = _bytes(text)
-        state, size = hash((state, data)), size + len(data)
+    written = [_bytes(text) for text in texts]
+    for data, meaning in zip(written, written if meanings is None else meanings, strict=True):
+        state, size = hash((state, meaning)), size + len(data)
         keys.append(_key(state))
         sizes.append(size)
     return tuple(keys), tuple(sizes)
@@ -184,16 +186,17 @@ def _is_instruction(message: Value) -> bool:
     return isinstance(message.value, dict) and is_instruction(message.value.get("role"))
 
 
-def _canonical(value: object) -> str:
+def canonical(value: object) -> Hashable:
     """A message without its cache marks; a text is the same as one block of text, which is how it is when marked."""
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         value = {**value, "content": [{"type": "text", "text": value["content"]}]}
-    return json.dumps(_unmarked(value), sort_keys=True, separators=(",", ":"))
+    return _unmarked(value)
 
 
-def _unmarked(value: object) -> object:
+def _unmarked(value: object) -> Hashable:
     if isinstance(value, dict):
-        return {key: _unmarked(item) for key, item in value.items() if key != "cache_control"}
+        members = [(key, _unmarked(item)) for key, item in value.items() if key != "cache_control"]
+        return ("{", *sorted(members, key=itemgetter(0)))
     if isinstance(value, list):
-        return [_unmarked(item) for item in value]
+        return ("[", *map(_unmarked, value))
     return value

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from proxy.facts import SEED_MEMBERS, Facts, is_instruction, rolling_keys
+from proxy.facts import SEED_MEMBERS, Facts, canonical, is_instruction, rolling_keys
 from proxy.routes import Prompt
 
 _ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
@@ -32,6 +32,7 @@ class _Members(msgspec.Struct):
     previous_response_id: object = ""
     background: object = False
     messages: list[msgspec.Raw] = []
+    system: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     instructions: msgspec.Raw = _ABSENT
     input: msgspec.Raw = _ABSENT
@@ -53,8 +54,6 @@ _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes] | None:
     """The facts and the model's name as it is written (empty: none); None: it takes the long way to tell."""
-    if prompt is Prompt.MESSAGES or (prompt is Prompt.CHAT and b'"cache_control"' in data):
-        return None  # what is cached there is not the text as it stands (see ``proxy.facts``)
     try:
         if not data.isascii():
             data.decode()
@@ -62,10 +61,15 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
             return None
         members = _MEMBERS.decode(data)
         model = _TEXT.decode(members.model) if members.model else None
-        texts, instructions = _texts(members, prompt)
+        texts = _texts(members, prompt)
+        instructions = _instructions(members, prompt, texts)
+        # What is cached is then not the text as it stands (see ``proxy.facts``).
+        meanings = None
+        if prompt is Prompt.MESSAGES or (b'"cache_control"' in data and any(b'"cache_control"' in t for t in texts)):
+            meanings = [canonical(msgspec.json.decode(text)) for text in texts]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    keys, sizes = rolling_keys(_seed(members), texts) if texts else ((), ())
+    keys, sizes = rolling_keys(_seed(members), texts, meanings) if texts else ((), ())
     previous, background = "", False
     if prompt is Prompt.RESPONSES:
         previous, background = _stored(members.previous_response_id), members.background is True
@@ -77,22 +81,31 @@ def _stored(previous: object) -> str:
     return previous if isinstance(previous, str) else ""
 
 
-def _texts(members: _Members, prompt: Prompt) -> tuple[list[bytes], int]:
-    """The parts of the prompt in the order in which the engine renders them, and how many are instructions."""
+def _texts(members: _Members, prompt: Prompt) -> list[bytes]:
+    """The parts of the prompt in the order in which the engine renders them."""
     match prompt:
         case Prompt.CHAT:
-            texts = [bytes(message) for message in members.messages]
-            return texts, _leading_instructions(texts)
-        case Prompt.COMPLETION:
-            return _whole(members.prompt), 0
+            return [bytes(message) for message in members.messages]
+        case Prompt.MESSAGES:
+            return [*_whole(members.system), *(bytes(message) for message in members.messages)]
         case Prompt.RESPONSES:
             given = _whole(members.input)
             if given and given[0][:1] == b"[":
                 given = [bytes(item) for item in _ARRAY.decode(given[0])]
-            texts = [*_whole(members.instructions), *given]
-            return texts, max(_leading_instructions(texts), 1 if members.instructions else 0)
-        case _:
-            return [], 0
+            return [*_whole(members.instructions), *given]
+        case Prompt.COMPLETION:
+            return _whole(members.prompt)
+        case Prompt.NONE:
+            return []
+
+
+def _instructions(members: _Members, prompt: Prompt, texts: list[bytes]) -> int:
+    """How many of the texts, from the first, carry only instructions."""
+    given = prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and bool(members.system or members.instructions)
+    for count, text in enumerate(texts):
+        if text[:1] != b"{" or not is_instruction(_ROLE.decode(text).role):
+            return max(count, given)
+    return max(len(texts), given)
 
 
 def _has_endless_number(data: bytes | bytearray) -> bool:
@@ -106,13 +119,6 @@ def _has_endless_number(data: bytes | bytearray) -> bool:
 
 def _whole(value: msgspec.Raw) -> list[bytes]:
     return [bytes(value)] if value and value != _NULL else []
-
-
-def _leading_instructions(texts: list[bytes]) -> int:
-    for count, text in enumerate(texts):
-        if text[:1] != b"{" or not is_instruction(_ROLE.decode(text).role):
-            return count
-    return len(texts)
 
 
 def _seed(members: _Members) -> list[bytes]:

@@ -180,6 +180,8 @@ async def _whole(answer: Answer) -> bytes | None:
 
 
 async def _first_event(answer: Answer) -> None:
+    if answer.beginning:
+        return
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEAD_HELD):

@@ -156,6 +156,12 @@ TAKES_IT = [
     (Prompt.RESPONSES, {"input": "a", "previous_response_id": "resp_1", "background": True}),
     (Prompt.RESPONSES, {"input": "a", "previous_response_id": 7, "background": 1}),
     (Prompt.CHAT, {"messages": [USER], "previous_response_id": "resp_1", "background": True}),
+    (Prompt.MESSAGES, {"system": "Be brief.", "messages": [USER, {**USER, "cache_control": {"type": "ephemeral"}}]}),
+    (Prompt.MESSAGES, {"system": None, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
+    (Prompt.MESSAGES, {"messages": [SYSTEM, {"content": [{"b": 1.50, "a": 12345678901234567890}]}]}),
+    (Prompt.CHAT, {"messages": [SYSTEM, {**USER, "cache_control": {}}], "x": '"cache_control"'}),
+    (Prompt.CHAT, {"messages": [SYSTEM, USER], "cache_control": {}}),
+    (Prompt.RESPONSES, {"input": [{**USER, "cache_control": {}}, SYSTEM]}),
     (Prompt.NONE, {"input": ["a"], "messages": [1]}),
 ]
 
