@@ -144,7 +144,6 @@ class Session:
             self.release()
             await self._first
             self._first = None
-            self._reader.limit = MOST_MESSAGE
             self._hold_if_full()
         message = self._early[0]
         if message.opcode != websocket.TEXT:
@@ -168,6 +167,8 @@ class Session:
             await self._ended
         finally:
             self._client.connect(None)
+            if self._ended.done() and not self._ended.cancelled():
+                self._ended.exception()  # looked at, also where something else ended it at the same time
 
     def fail(self, error: ProxyError) -> None:
         """Tell the client what went wrong, and close."""
@@ -233,6 +234,7 @@ class Session:
             self._interrupt(_Over())
         elif message.opcode != websocket.PONG:
             self._events += 1
+            self._reader.limit = MOST_MESSAGE  # that was the first
             self._early.append(message)
             self._early_size += len(message.raw) + len(message.payload)
             if self._first is not None and not self._first.done():

@@ -181,6 +181,20 @@ async def test_messages_of_megabytes_cross_both_ways_byte_by_byte(rig: Rig):
     await asyncio.gather(*sending)
 
 
+async def test_a_long_message_right_behind_the_first_event_is_not_measured_by_it(rig: Rig):
+    realtime = Realtime()
+    await rig.engine("a", realtime)
+    client = await greeted(rig)
+    long = text(b'"' + b"a" * 3_000_000 + b'"', mask=True)
+    sending = asyncio.create_task(client.send(text(UPDATE, mask=True) + long))
+    engine = await realtime.peer()
+    assert (await engine.read()).data == UPDATE
+    engine.raw.clear()
+    await engine.read()
+    assert engine.raw == long
+    await sending
+
+
 async def test_pings_of_either_end_are_answered_by_the_other(rig: Rig):
     client, engine = await in_session(rig)
     await engine.send(frame(Opcode.PING, b"e", mask=False))
