@@ -228,6 +228,10 @@ class AnswerPort:
         kind = "text/event-stream" if stream else "application/json"
         self.head = ResponseHead(200, "OK", b"", None if stream else 6, content_type=kind)
 
+    @property
+    def beginning(self) -> bytes:
+        return self.ending if self._first.done() and not self._first.result() else b""
+
     def accept(self) -> None:
         pass
 
