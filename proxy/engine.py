@@ -322,9 +322,10 @@ class Conversation:
         assert chunks is not None
         assert client is not None
         self.recent = (self.recent[1], self.recent[2], data)
-        if framed := chunks.pass_on(data):
+        framed = chunks.pass_on(data)
+        if framed:
             client.send_framed(framed)
-        if chunks.done:
+        if framed is not data and chunks.done:  # whole chunks alone are not the end
             self._finish(chunks.excess)
 
     def _to_client(self, data: bytes) -> None:

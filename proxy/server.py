@@ -68,6 +68,8 @@ class PublicProxy:
         self._live: set[_Live] = set()
         self._all_ended = asyncio.Event()
         self._draining = False
+        self._loop: asyncio.AbstractEventLoop
+        self._untold: list[tuple[Finished, Outcome]] = []
         #: Told of every request when it is over; None: nobody counts.
         self.observer: Observer | None = None
 
@@ -75,7 +77,7 @@ class PublicProxy:
         """Accept on ``sockets``, which are bound (and, from systemd, listening); they are closed with the proxy."""
         self._server = server = ClientServer(self._handle, self._refused, self._spec)
         server.tls = self._credentials.tls
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         for listener in sockets:
             listener.setblocking(False)
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
@@ -140,6 +142,7 @@ class PublicProxy:
             self._server = None
         await self._stored.close()
         await self._upstreams.close()
+        self._tell_all()
 
     async def _ended_within(self, timeout: float) -> bool:
         try:
@@ -199,9 +202,17 @@ class PublicProxy:
         self._tell(Finished("", "-", "", peer, now, now), outcome)
 
     def _tell(self, finished: Finished, outcome: Outcome) -> None:
-        log_request(finished, outcome)
-        if self.observer is not None:
-            self.observer(finished, outcome)
+        """Log and count, in the loop's next turn: first come the bytes that others wait for."""
+        if not self._untold:
+            self._loop.call_soon(self._tell_all)
+        self._untold.append((finished, outcome))
+
+    def _tell_all(self) -> None:
+        untold, self._untold = self._untold, []
+        for finished, outcome in untold:
+            log_request(finished, outcome)
+            if self.observer is not None:
+                self.observer(finished, outcome)
 
 
 class _Live:
