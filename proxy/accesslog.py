@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from json.encoder import encode_basestring_ascii
 
 from proxy.exchange import Finished, Outcome
@@ -11,6 +12,8 @@ from proxy.exchange import Finished, Outcome
 log = logging.getLogger("proxy.access")
 
 _PLAIN = re.compile(r"[\x21\x23-\x3c\x3e-\x5b\x5d-\x7e]+")
+#: What all records of ours have in common.
+_ANY_RECORD = vars(logging.LogRecord(log.name, logging.INFO, "", 0, "", (), None))
 #: A client that left before it had its answer, in nginx's numbering.
 CLIENT_GONE = 499
 
@@ -20,10 +23,17 @@ def log_request(finished: Finished, outcome: Outcome) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     fields = _fields(finished, outcome)
-    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items() if value is not None and value != ""])
-    # As log.info does it, without looking for the caller in the stack, which would be a fifth of the whole.
-    record = logging.LogRecord(log.name, logging.INFO, "", 0, text, (), None)
-    record.fields, record.told = fields, True  # the text has all of the fields
+    text = " ".join(
+        [
+            f"{name}={_shown(value) if isinstance(value, str) else value}"
+            for name, value in fields.items()
+            if value is not None and value != ""
+        ]
+    )
+    # As log.info does it, without looking for the caller in the stack and taking its path apart: a third of the whole.
+    record, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
+    # ``told``: the text has all of the fields.
+    vars(record).update(_ANY_RECORD, created=now, msecs=now % 1 * 1000, msg=text, fields=fields, told=True)
     log.handle(record)
 
 
@@ -66,7 +76,5 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
     return fields
 
 
-def _shown(value: object) -> str:
-    if not isinstance(value, str):
-        return str(value)
+def _shown(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else encode_basestring_ascii(value[:1000])

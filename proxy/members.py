@@ -9,6 +9,7 @@ steps over, nor at the length of numbers. What it refuses takes the long way (se
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 
 import msgspec
 
@@ -49,6 +50,8 @@ class _Members(msgspec.Struct):
 _MEMBERS = msgspec.json.Decoder(_Members)
 _ROLE = msgspec.json.Decoder(_Role)
 _TEXT = msgspec.json.Decoder(str)
+_SEED_OF = attrgetter(*SEED_MEMBERS)
+_NO_SEED = (_ABSENT,) * len(SEED_MEMBERS)
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -122,8 +125,7 @@ def _whole(value: msgspec.Raw) -> list[bytes]:
 
 
 def _seed(members: _Members) -> list[bytes]:
-    seed = []
-    for name in SEED_MEMBERS:
-        if value := getattr(members, name):
-            seed.append(b"%b\0%b" % (name.encode(), bytes(value)))
-    return seed
+    given = _SEED_OF(members)
+    if given == _NO_SEED:
+        return []
+    return [b"%b\0%b" % (name.encode(), bytes(value)) for name, value in zip(SEED_MEMBERS, given, strict=True) if value]

@@ -158,7 +158,9 @@ class PublicProxy:
         """One request from its head to its log line."""
         head = request.head
         started, route = self._clock(), "-"
-        request_id = head.request_id if is_request_id(head.request_id) else f"{getrandbits(128):032x}"
+        request_id = (
+            head.request_id if head.request_id and is_request_id(head.request_id) else f"{getrandbits(128):032x}"
+        )
         outcome = Outcome()
         live = _Live(client, request.task)
         reply = Reply(client, outcome, request_id)

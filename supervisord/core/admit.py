@@ -73,7 +73,7 @@ def lease(
     if not candidates:
         return None
     choice = choose([Candidate(r.name, r.in_flight, r.generation) for r in candidates])
-    replica = next(r for r in candidates if r.name == choice.replica)
+    replica = {r.name: r for r in candidates}[choice.replica]
     replica.in_flight += 1
     lease_id = turn.fleet.next_id()
     if replica.health is Health.TRIAL:
@@ -154,10 +154,12 @@ def _is_at_rest(fleet: Fleet, replica: Replica) -> bool:
 
     Most requests end so, and settling the whole fleet after each would cost more than anything else here.
     """
-    plain = replica.life is Life.READY and replica.health is Health.OK and not (replica.leaving or replica.stale)
-    # Whoever is being brought somewhere may have to wait for room, or for its turn on the GPU.
-    still = all(other.goal is None for other in fleet.replicas.values())
-    return plain and still and not any(model.waiting for model in fleet.models.values())
+    if replica.life is not Life.READY or replica.health is not Health.OK or replica.leaving or replica.stale:
+        return False
+    for other in fleet.replicas.values():
+        if other.goal is not None:  # it may have to wait for room, or for its turn on the GPU
+            return False
+    return not any(model.waiting for model in fleet.models.values())
 
 
 def abandon(fleet: Fleet, ticket: int) -> bool:
