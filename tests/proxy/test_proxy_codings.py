@@ -1,7 +1,9 @@
 """Compressed request bodies: decoded under the cap, whatever they are cut into, and refused when they lie."""
 
+import asyncio
 import gzip
 import json
+import threading
 import zlib
 
 import brotli
@@ -9,7 +11,7 @@ import pytest
 from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
-from proxyrig import CHAT, chunk, request_bytes
+from proxyrig import CHAT, PATIENCE, chunk, request_bytes
 
 from proxy.body import PIECE
 from proxy.codings import ACCEPTED, ZSTD_WINDOW, decoder_for
@@ -186,3 +188,83 @@ async def test_a_damaged_body_is_400_and_reaches_nobody(rig):
         assert answer.status == 400
         assert answer.json()["error"]["message"] == f"cannot decode the {coding} request body: it is cut short"
     assert engine.requests == []
+
+
+# what takes long
+
+
+class Gate:
+    """Stands before the last piece of a coding, as a very large body does: until the test lets it go on."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.left = 0
+        monkeypatch.setattr("proxy.intake.AT_ONCE", 1000)
+        monkeypatch.setattr("proxy.intake.decoder_for", lambda *args: Slow(decoder_for(*args), self))
+
+    async def wait(self):
+        await asyncio.to_thread(self.reached.wait, PATIENCE)
+
+
+class Slow:
+    def __init__(self, decoder, gate):
+        self._decoder, self._gate = decoder, gate
+
+    def feed(self, data):
+        pieces = list(self._decoder.feed(data))
+        yield from pieces
+        self._gate.reached.set()
+        assert self._gate.open.wait(PATIENCE)
+        self._gate.left += 1
+
+    def finish(self):
+        self._decoder.finish()
+
+
+async def test_a_large_compressed_body_stops_nobody_else_while_it_is_unpacked(rig, monkeypatch):
+    engine = await rig.engine()
+    gate = Gate(monkeypatch)
+    client = await rig.send(request_bytes(zstd.compress(TEXT), headers="Content-Encoding: zstd\r\n"))
+    await gate.wait()
+    assert (await rig.get("/health")).status == 200
+    assert engine.requests == []
+    gate.open.set()
+    assert (await client.response()).status == 200
+    assert engine.requests[0].body == TEXT
+
+
+async def test_a_client_that_leaves_while_its_body_is_unpacked_leaves_nothing_behind(rig, monkeypatch):
+    engine = await rig.engine()
+    gate = Gate(monkeypatch)
+    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: "
+    packed = gzip.compress(bytes(3_000_000))
+    client = await rig.send(f"{head}{len(packed)}\r\n\r\n".encode() + packed)
+    await gate.wait()
+    client.reset()
+    gate.open.set()
+    async with asyncio.timeout(PATIENCE):
+        while rig.proxy.in_flight:  # noqa: ASYNC110 - nothing tells of a request that never got a lease
+            await asyncio.sleep(0)
+    assert gate.left == 1
+    assert engine.requests == []  # and the rig finds no file of it
+
+
+@pytest.mark.parametrize("size", [2 * PIECE, 40 * PIECE])
+@pytest.mark.parametrize("coding", ["gzip", "zstd", "br"])
+async def test_what_is_unpacked_in_a_thread_is_the_same_and_as_limited(rig, coding, size):
+    engine = await rig.engine()
+    text = json.dumps({**CHAT, "padding": "xy" * size}).encode()
+    packed = CODINGS[coding](text)
+    assert (await rig.post(packed, headers=f"Content-Encoding: {coding}\r\n")).status == 200
+    assert engine.requests[0].body == text
+    answer = await rig.post(packed[:-3], headers=f"Content-Encoding: {coding}\r\n")
+    assert (answer.status, "cut short" in answer.json()["error"]["message"]) == (400, True)
+    rig.reconfigure(max_body=len(text) - 1)
+    assert (await rig.post(packed, headers=f"Content-Encoding: {coding}\r\n")).status == 413
+
+
+async def test_more_compressed_bytes_than_a_body_may_have_are_413_whatever_they_hold(rig):
+    rig.reconfigure(max_body=10_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: zstd\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client = await rig.send(head + chunk(SKIPPABLE_FRAME * 1000))
+    assert (await client.response()).status == 413
