@@ -12,6 +12,7 @@ from typing import Protocol
 
 from proxy.attempts import Attempts
 from proxy.body import Body
+from proxy.early import Respell
 from proxy.errors import ProxyError
 from proxy.events import is_session_created, model_in_query, respelled, session_created
 from proxy.exchange import ConnectFailed, Exchange, LocalFault, Outcome, Request, Stage, UpstreamBroken
@@ -21,7 +22,7 @@ from proxy.policies.policy import Policy
 from proxy.reply import Reply
 from proxy.request import read_json
 from proxy.routes import Prompt, Route
-from proxy.session import Engine, EngineRefused, Respell, Session
+from proxy.session import Engine, EngineRefused, Session
 from proxy.upgrade import answer_lines, check_handshake
 from proxy.waiting import wait_for_replica
 from proxy.websocket import Message

@@ -6,30 +6,21 @@ The client's events are held until an engine is there to have them; from then on
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from proxy import websocket
+from proxy.early import Early, Respell
 from proxy.errors import ProxyError
 from proxy.events import close_code_of, error_event
 from proxy.exchange import Client, ClientGone, Outcome, Request, Source, UpstreamBroken
 from proxy.reply import Reply
-from proxy.websocket import Frames, Message, MessageReader, WebSocketError, close_code, close_frame, frame, text_frame
+from proxy.websocket import Frames, Message, WebSocketError, close_code, close_frame, frame, text_frame
 
 #: Seconds of a client's silence after which it is pinged; after as much again it is taken for gone.
 PING_AFTER = 20.0
 #: Seconds from a Close that one end has sent to the end of the session, whatever the other end does.
 CLOSE_PATIENCE = 5.0
-#: Bytes of an event that must be read before an engine is there. One of vLLM's that names a model has 50.
-MOST_FIRST = 1024 * 1024
-#: Bytes of events that are held until an engine is there; then the client is not read any more.
-MOST_EARLY = 256 * 1024
-#: vLLM takes no longer message (uvicorn's limit).
-MOST_MESSAGE = 16 * 1024 * 1024
-
-#: Gives an event that names a model the name that the engine knows, None for one that names none.
-Respell = Callable[[bytes], bytes | None]
 
 
 class EngineRefused(Exception):
@@ -73,12 +64,8 @@ class Session:
         self._client: Client | None = None
         self._source: Source | None = None
         self._engine: Engine | None = None
-        # What the client has said while no engine was there to have it.
-        self._reader = MessageReader(MOST_FIRST, masks=True)
-        self._early: deque[Message] = deque()
-        self._early_size = 0
+        self._early = Early(self._control)
         self._first: asyncio.Future[None] | None = None
-        self._respell: Respell | None = None
         # What went to the engine, and what went to the client.
         self._came, self._sent = Frames(), Frames()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -89,7 +76,7 @@ class Session:
         self._reading = True
         self._heard = self._active = self._loop.time()
         self._pinged = 0.0
-        self._events = self._events_before = 0
+        self._events = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
 
@@ -125,7 +112,7 @@ class Session:
     def open(self, lines: bytes, *, read_first: bool = False) -> None:
         """Answer 101 with ``lines``. ``read_first``: the first event will be asked for."""
         if not read_first:
-            self._reader.limit = MOST_MESSAGE
+            self._early.not_asked_for()
         client = self._client = self._reply.switch(lines, self)
         self._heard = self._active = self._loop.time()
         self._tick()
@@ -139,13 +126,12 @@ class Session:
 
     async def first_event(self) -> bytes:
         """What the client says first; raises ``WebSocketError``."""
-        if not self._early:
+        while (message := self._early.first) is None:
             self._first = self._loop.create_future()
             self.release()
             await self._first
             self._first = None
             self._hold_if_full()
-        message = self._early[0]
         if message.opcode != websocket.TEXT:
             raise WebSocketError("events are texts", websocket.UNSUPPORTED_DATA)
         return message.payload
@@ -154,12 +140,11 @@ class Session:
         """Let both ends talk until one has ended; raises ``UpstreamBroken``. ``greeting``: bytes for the client."""
         assert self._client is not None
         self._active = self._loop.time()
-        self._engine, self._respell = engine, respell
+        self._engine = engine
         if greeting:
             self._send(greeting)
-        while self._early:
-            self._hand_over(self._early.popleft())
-        self._pass_on()
+        for data in self._early.hand_over(respell):
+            self._to_engine(data)
         self.release()
         self._client.connect(engine)
         try:
@@ -210,63 +195,35 @@ class Session:
         self._heard = self._loop.time()
         self._outcome.bytes_received += len(data)
         if self._engine is None:
-            self._reader.feed(data)
-            self._read_early()
-        elif self._respell is None:
+            self._hold_early(data)
+        elif self._early.over:
             self._to_engine(data)
         else:
-            self._reader.feed(data)
-            self._pass_on()
+            for piece in self._early.pass_on(data):
+                self._to_engine(piece)
 
-    def _read_early(self) -> None:
+    def _hold_early(self, data: bytes) -> None:
         try:
-            while (message := self._reader.next()) is not None:
-                self._take_early(message)
+            self._early.hold(data)
         except WebSocketError as error:
             self._interrupt(error)
+        if self._early.first is not None and self._first is not None and not self._first.done():
+            self._first.set_result(None)
         self._hold_if_full()
 
-    def _take_early(self, message: Message) -> None:
+    def _control(self, message: Message) -> None:
+        """A control frame while no engine is there."""
         if message.opcode == websocket.PING:
             self._send(frame(websocket.PONG, message.payload))
         elif message.opcode == websocket.CLOSE:
             self._came.close = close_code(message.payload)
             self._interrupt(_Over())
-        elif message.opcode != websocket.PONG:
-            self._events += 1
-            self._reader.limit = MOST_MESSAGE  # that was the first
-            self._early.append(message)
-            self._early_size += len(message.raw) + len(message.payload)
-            if self._first is not None and not self._first.done():
-                self._first.set_result(None)
 
     def _hold_if_full(self) -> None:
         """Who sends so much early is not read, nor its leaving seen, until an engine is there."""
         expected = self._first is not None and not self._first.done()
-        if self._engine is None and not expected and self._early_size + self._reader.held > MOST_EARLY:
+        if self._engine is None and not expected and self._early.full:
             self.hold()
-
-    def _pass_on(self) -> None:
-        """From the reader to the engine; once the model was named there is nothing to be read any more."""
-        try:
-            while self._respell is not None and (message := self._reader.next()) is not None:
-                self._hand_over(message)
-        except WebSocketError:
-            self._respell = None  # the engine is there, and judges
-        if self._reader.held > MOST_FIRST:
-            self._respell = None
-        if self._respell is None and self._reader.held:
-            self._to_engine(self._reader.rest())
-
-    def _hand_over(self, message: Message) -> None:
-        data = message.raw
-        if self._respell is not None and message.opcode == websocket.TEXT:
-            spelled = self._respell(message.payload)
-            if spelled is not None:
-                self._respell = None
-                if spelled != message.payload:
-                    data = frame(websocket.TEXT, spelled, mask=True)
-        self._to_engine(data)
 
     def _to_engine(self, data: bytes) -> None:
         assert self._engine is not None
@@ -335,9 +292,9 @@ class Session:
 
     def _tick(self) -> None:
         now, idle = self._loop.time(), self._idle_timeout
-        events = self._events + self._came.messages + self._sent.messages
-        if events != self._events_before or self.waiting:
-            self._events_before, self._active = events, now
+        events = self._early.count + self._came.messages + self._sent.messages
+        if events != self._events or self.waiting:
+            self._events, self._active = events, now
         if idle is not None and now - self._active >= idle:
             self._interrupt(ProxyError(408, "realtime_idle", f"the session has had no event for {idle:g} s"))
             return
