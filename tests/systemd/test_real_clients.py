@@ -4,6 +4,7 @@ Engines are simulators; with a real engine: tests/engine/test_product_on_vllm.py
 """
 
 import asyncio
+import base64
 import io
 import json
 import math
@@ -163,6 +164,24 @@ def test_openais_client_without_asyncio_does_the_same(product, fleet):
     with openai.OpenAI(base_url=f"http://127.0.0.1:{product.port}/v1", api_key="unused", max_retries=0) as client:
         stream = client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=8, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+async def test_openai_transcribes_as_it_is_spoken_by_a_model_that_must_first_be_started(client):
+    events = (
+        {"type": "session.update", "model": "gpt"},
+        {"type": "input_audio_buffer.commit"},
+        {"type": "input_audio_buffer.append", "audio": base64.b64encode(b"\0\1" * 16_000).decode()},
+        {"type": "input_audio_buffer.commit", "final": True},
+    )
+    async with client.realtime.connect(model="gpt") as session:
+        assert (await session.recv()).type == "session.created"
+        for event in events:
+            await session.send(event)
+        kinds = []
+        while "transcription.done" not in kinds:
+            kinds.append((await asyncio.wait_for(session.recv(), 60)).type)
+    assert kinds.count("transcription.delta") == 12
+    assert set(kinds) == {"transcription.delta", "transcription.done"}
 
 
 # Anthropic's client
