@@ -83,8 +83,13 @@ def _victims(turn: Turn, replica: Replica) -> list[Replica]:
             and bool(mine.intersection(other.spec.gpus))
             and not other.yields_to
             and not _is_about_to_serve(turn.fleet, other)
-            # For a request, a sibling that is there is as good; only an operator wants this very one.
-            and (other.spec.model != replica.spec.model or bool(replica.tickets))
+            # For a request, a sibling that is there is as good, unless it can be answered by this very one only; and an
+            # operator wants this very one.
+            and (
+                other.spec.model != replica.spec.model
+                or bool(replica.tickets)
+                or _cannot_stand_in(turn.fleet, other, replica)
+            )
             and other.hold is not Hold.DRAINED
             and other.goal in (None, Goal.AWAKE)
             and resident
@@ -98,6 +103,15 @@ def _victims(turn: Turn, replica: Replica) -> list[Replica]:
 def _is_waited_for(fleet: Fleet, replica: Replica) -> bool:
     model = fleet.model_of(replica)
     return model is not None and bool(model.waiting)
+
+
+def _cannot_stand_in(fleet: Fleet, other: Replica, replica: Replica) -> bool:
+    """Somebody waits whom ``replica`` could answer and its sibling could not."""
+    model = fleet.model_of(replica)
+    if model is None:
+        return False
+    picky = [model.waiting[ticket] for ticket in model.picky if ticket in model.waiting]
+    return any(waiter.may_have(replica) and not waiter.may_have(other) for waiter in picky)
 
 
 def _is_about_to_serve(fleet: Fleet, replica: Replica) -> bool:

@@ -1,7 +1,7 @@
 """Requests that only certain replicas can answer: what an engine keeps in its memory, and adapters."""
 
 import pytest
-from world import IdleLadder, Life, RunUnitJob, ShutDown, Verb, World, model
+from world import IdleLadder, Life, RunUnitJob, ShutDown, SupervisorSpec, Verb, World, model
 
 from supervisord.core.admission import Lease, RefusalCode, Refuse
 from supervisord.core.spec import ServeSpec
@@ -102,6 +102,22 @@ def test_the_last_one_under_suspicion_still_gets_it():
     world.finish(world.admit(only=["b"]), Ending.CONNECT_FAILED, "reset")
     assert world.admit().replica == "a"
     assert world.admit(only=["b"]).replica == "b"
+
+
+def test_a_sibling_that_holds_its_gpu_makes_room_for_it():
+    room = SupervisorSpec(gpu_memory=10, min_residency=5.0, make_room_after=20.0)
+    gpus = {"a": (0,), "b": (0,)}
+    world = World(model(replicas=("a", "b"), gpus=gpus, memory=8), supervisor=room, running=("a",))
+    world.run()
+    assert (world.life("a"), world.life("b")) == (Life.READY, Life.STOPPED)
+    anybody = world.admit()
+    assert anybody.replica == "a"
+    world.finish(anybody)
+    ticket = world.admit(only=["b"])
+    world.later(30)
+    world.run()
+    assert world.outcomes[ticket].replica == "b"
+    assert world.life("a") in (Life.ASLEEP, Life.STOPPED)
 
 
 def test_shutting_down_wakes_nobody_for_it():
