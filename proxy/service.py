@@ -57,15 +57,17 @@ class Service:
         """Take a new configuration."""
         self.spec = spec
         self._cors = Cors(spec.cors_origins) if spec.cors_origins else None
+        self._told = "" if spec.forwarded == Forwarded.OFF else spec.forwarded
 
     def prepare(self, request: Request, reply: Reply) -> None:
         """What every answer has, an error too, and every request for an engine."""
-        head, told = request.head, self.spec.forwarded
         reply.tells_route = self.spec.route_headers
         if self._cors is not None:
-            reply.lines = self._cors.lines(head)
-        if told != Forwarded.OFF:
-            head.passing += tuple(forwarded_fields(told, request.peer, head.field(b"host"), secure=request.secure))
+            reply.lines = self._cors.lines(request.head)
+        if self._told:
+            head = request.head
+            told = forwarded_fields(self._told, request.peer, head.field(b"host"), secure=request.secure)
+            head.passing += tuple(told)
 
     async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
