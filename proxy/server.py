@@ -16,7 +16,7 @@ from proxy.client import HttpClient
 from proxy.clients import ClientServer
 from proxy.credentials import Credentials
 from proxy.errors import ProxyError
-from proxy.exchange import ClientGone, Finished, Observer, Outcome
+from proxy.exchange import ClientGone, Finished, Observer, Outcome, Stage
 from proxy.headers import is_request_id
 from proxy.incoming import HttpRequest
 from proxy.keys import authenticate
@@ -38,6 +38,8 @@ log = logging.getLogger("proxy.server")
 BACKLOG = 4096
 #: Seconds that a client whose connection was accepted has to ask its first question, when the drain begins.
 FIRST_QUESTION = 0.5
+#: The status of a WebSocket.
+_SWITCHED = 101
 #: Seconds that a request has to tell its client, when it is ended by a shutdown.
 _CUT_GRACE = 1.0
 
@@ -119,9 +121,13 @@ class PublicProxy:
 
         A client that was let in just before, and has asked nothing yet, gets a moment to do so: it would see its
         connection reset. Meanwhile kept connections are closed with the answer to their next request. A stream that is
-        ended gets an SSE error event, anything else that has begun is cut.
+        ended gets an SSE error event, a WebSocket a Close, and anything else that has begun is cut. A session of which
+        nobody knows yet what it wants is not waited for: it would be refused when it says so.
         """
         self._draining = True
+        for live in list(self._live):
+            if live.only_greeted:
+                live.end()
         if self._server is not None and timeout > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._server.everybody_heard(), min(timeout, FIRST_QUESTION))
@@ -162,7 +168,7 @@ class PublicProxy:
             head.request_id if head.request_id and is_request_id(head.request_id) else f"{getrandbits(128):032x}"
         )
         outcome = Outcome()
-        live = _Live(client, request.task)
+        live = _Live(client, request.task, outcome)
         reply = Reply(client, outcome, request_id)
         self._live.add(live)
         try:
@@ -220,12 +226,18 @@ class PublicProxy:
 class _Live:
     """A request in flight, and the way to end it from outside."""
 
-    __slots__ = ("_task", "client", "ended")
+    __slots__ = ("_outcome", "_task", "client", "ended")
 
-    def __init__(self, client: HttpClient, task: asyncio.Task[None] | None) -> None:
+    def __init__(self, client: HttpClient, task: asyncio.Task[None] | None, outcome: Outcome) -> None:
         self.client = client
+        self._outcome = outcome
         self.ended = False
         self._task = task
+
+    @property
+    def only_greeted(self) -> bool:
+        """Whether it is a session whose client has not said yet what it wants."""
+        return self._outcome.status == _SWITCHED and self._outcome.stage is Stage.BODY
 
     def end(self) -> None:
         """Stop the work, wherever it is; the client is then told."""

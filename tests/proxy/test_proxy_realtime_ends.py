@@ -298,6 +298,13 @@ async def test_a_drain_waits_for_sessions_and_ends_them_with_1012(rig: Rig):
     assert rig.proxy.in_flight == 0
 
 
+async def test_a_drain_does_not_wait_for_a_session_that_has_said_nothing_yet(rig: Rig):
+    client = await greeted(rig)
+    await asyncio.wait_for(rig.proxy.drain(60.0), PATIENCE)
+    assert (await client.event())["code"] == "router_shutting_down"
+    assert await client.close_code() == 1012
+
+
 async def test_a_session_that_ends_within_the_drain_ends_it(rig: Rig):
     client, engine = await in_session(rig)
     draining = asyncio.create_task(rig.proxy.drain(PATIENCE))
