@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import cast
 
+from proxy.aborted import event_aborted
 from proxy.chunks import ChunkError, Chunks
 from proxy.exchange import Client, NoFirstByte, UpstreamBroken
 from proxy.headers import HeadError, ResponseHead
 from proxy.heads import MAX_HEAD, parse_response
 
+_ABORTED = "the engine aborted the request"
+#: Bytes of a piece that are looked at again with the next one, where an event is cut in two.
+_LONGEST_BEGINNING = 256
 #: Bytes of an answer that are kept while nobody takes them.
 READ_AHEAD = 64 * 1024
 #: A body of more bytes is not copied to be in one piece with its head.
@@ -122,6 +126,7 @@ class Conversation:
         "_client",
         "_ended",
         "_error",
+        "_events",
         "_feed",
         "_gathered",
         "_left",
@@ -153,7 +158,7 @@ class Conversation:
         self._pieces: Iterator[bytes | memoryview] | None = body
         self._patience = patience
         self._feed: Callable[[bytes], None] = self._to_head
-        self._begun = self._ended = False
+        self._begun = self._ended = self._events = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         #: What came and is not understood yet.
@@ -222,6 +227,8 @@ class Conversation:
                 await self._wait()
             if self._error is not None:
                 raise self._error
+        if self._is_aborted(self._backlog):
+            raise UpstreamBroken(_ABORTED)
 
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
@@ -290,6 +297,7 @@ class Conversation:
             if head.status < 200:  # RFC 9110 15.2: an interim answer; ours to drop, for we asked for none
                 continue
             self.head, self._backlog = head, b""
+            self._events = head.is_event_stream
             self._chunks = Chunks() if head.chunked else None
             self._left = head.length
             if head.length == 0:
@@ -321,6 +329,9 @@ class Conversation:
         chunks, client = self._chunks, self._client
         assert chunks is not None
         assert client is not None
+        if self._is_aborted(data):
+            self._fail(UpstreamBroken(_ABORTED))
+            return
         self.recent = (self.recent[1], self.recent[2], data)
         framed = chunks.pass_on(data)
         if framed:
@@ -330,9 +341,21 @@ class Conversation:
 
     def _to_client(self, data: bytes) -> None:
         assert self._client is not None
+        if self._is_aborted(data):
+            self._fail(UpstreamBroken(_ABORTED))
+            return
         self.recent = (self.recent[1], self.recent[2], data)
         for piece in self._payload(data):
             self._client.send(piece)
+
+    def _is_aborted(self, data: bytes) -> bool:
+        """``data``, not passed on yet, holds the event with which an engine gives a stream up: that is no end of it."""
+        if not self._events:
+            return False
+        before = self.recent[2]
+        if before and not before.endswith(b"\n"):
+            data = before[-_LONGEST_BEGINNING:] + data  # the event came in two pieces
+        return event_aborted(data)
 
     def _payload(self, data: bytes) -> list[bytes]:
         """The bytes of the body in ``data``, and what that means."""

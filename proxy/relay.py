@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable
 
+from proxy.aborted import answer_aborted
 from proxy.attempts import Attempts
 from proxy.errors import ProxyError, engine_error_event
 from proxy.exchange import (
@@ -40,8 +40,6 @@ HEAD_HELD = 15.0
 
 #: What vLLM says with a 500 when it takes no more requests, or its core is dead.
 _GOING_DOWN = (b"cannot schedule new futures", b"EngineDeadError", b"EngineCore encountered an issue")
-#: How vLLM ends a request that it gave up by itself, with a 200: the client is still there, so nobody asked for that.
-_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 
 #: The most of an engine's error answer that is turned into an SSE event, bytes.
 _MAX_ERROR_BODY = 64 * 1024
@@ -174,7 +172,7 @@ async def _whole(answer: Answer) -> bytes | None:
         raise _LostAnswer(str(failure)) from None
     if answer.head.status == 500 and any(words in whole for words in _GOING_DOWN):
         raise _LostAnswer("the engine is shutting down")
-    if answer.head.status == 200 and _ABORTED.search(whole):
+    if answer.head.status == 200 and answer_aborted(whole):
         raise _LostAnswer("the engine aborted the request")
     return whole
 

@@ -32,7 +32,7 @@ from supervisord.engine.inspect import ProcessInspector
 from supervisord.fleet_events import FleetEvents
 from supervisord.heartbeat import Heartbeat
 from supervisord.launcher.started import read_all
-from supervisord.listeners import STATUS_FD_NAME, ListenFailed, address_of, listening
+from supervisord.listeners import SOCKET_UNIT, STATUS_FD_NAME, ListenFailed, address_of, listening
 from supervisord.loop import Dispatcher
 from supervisord.monitoring.port import StatusPort
 from supervisord.operate import Operator
@@ -161,7 +161,9 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         credentials.changed.append(proxy.guard)
         stack.push_async_callback(proxy.stop)
         reloader.reconfigured.append(lambda new: proxy.reconfigure(new.proxy, new.models))
-        sockets = listening(handed_over, config.proxy.listen)
+        (port_unit,) = await manager.status([SOCKET_UNIT])
+        held = port_unit.active_state == "active"
+        sockets = listening(handed_over, config.proxy.listen, socket_unit_active=held)
         listen = tuple(address_of(sock) for sock in sockets)
         await proxy.start(sockets)
         status.feed(proxy)

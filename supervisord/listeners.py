@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import socket
 import stat
@@ -12,20 +14,44 @@ from pathlib import Path
 #: The FileDescriptorName= of vllm-supervisord.socket, and of a socket unit for the status listener.
 PROXY_FD_NAME, STATUS_FD_NAME = "proxy", "status"
 BACKLOG = 4096
+#: Who has the public port where systemd has it.
+SOCKET_UNIT = "vllm-supervisord.socket"
+_MEND = (
+    "It hands its socket to vllm-supervisord.service only: start that instead of the program,"
+    " or give this one another [proxy] listen."
+)
+
+log = logging.getLogger(__name__)
 
 
 class ListenFailed(Exception):
     """The configured address cannot be listened on."""
 
 
-def listening(handed_over: Mapping[str, Sequence[socket.socket]], listen: str) -> list[socket.socket]:
-    """Sockets named ``proxy`` from systemd; without any, one bound to ``listen`` (``host:port``)."""
+def listening(
+    handed_over: Mapping[str, Sequence[socket.socket]], listen: str, *, socket_unit_active: bool = False
+) -> list[socket.socket]:
+    """Sockets named ``proxy`` from systemd; without any, one bound to ``listen`` (``host:port``), and that is said.
+
+    ``socket_unit_active``: systemd listens for us, whether it handed anything over or not. Raises ``ListenFailed``.
+    """
     given = list(handed_over.get(PROXY_FD_NAME, ()))
-    for name, sockets in handed_over.items():
-        if name not in (PROXY_FD_NAME, STATUS_FD_NAME):
-            for unknown in sockets:
-                unknown.close()
-    return given or [bound(listen)]
+    unknown = sorted(handed_over.keys() - {PROXY_FD_NAME, STATUS_FD_NAME})
+    for sock in (sock for name in unknown for sock in handed_over[name]):
+        sock.close()
+    if unknown:
+        log.warning("systemd handed over sockets that are not ours, named %s: they are not used", ", ".join(unknown))
+    if given:
+        return given
+    if socket_unit_active:
+        log.warning("%s is active, but handed no socket over: listening on %s instead. %s", SOCKET_UNIT, listen, _MEND)
+    try:
+        return [bound(listen)]
+    except ListenFailed as failure:
+        if socket_unit_active and os.strerror(errno.EADDRINUSE) in str(failure):
+            whose = f"{SOCKET_UNIT} is active and has handed no socket over: the port may be its own"
+            raise ListenFailed(f"{failure}; {whose}. {_MEND}") from None
+        raise
 
 
 def bound(listen: str) -> socket.socket:

@@ -62,6 +62,8 @@ class Dev:
         return web.json_response({"status": "sleeping" if still else "awake", "tags": tags or None})
 
     async def is_sleeping(self, _request: web.Request) -> web.Response:
+        if slow := self._api.faults.take("slow-looks"):
+            await self._api.clock.sleep(float(slow.arg or 1.0))
         try:
             return web.json_response({"is_sleeping": await self._engine.is_sleeping()})
         except EngineDead as error:

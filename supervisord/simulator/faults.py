@@ -15,6 +15,7 @@ KNOWN: dict[str, str] = {
     "garbage": "answers are garbage now (after a level-2 wake without reload they always are)",
     "reset-mid-stream": "TCP reset after ARG chunks of a stream (0: before the status line)",
     "slow-headers": "inference answers start ARG seconds late",
+    "slow-looks": "/is_sleeping answers ARG seconds late, as between the long steps of a busy engine core",
     "sleep-fails": "/sleep says 500",
     "wake-fails": "/wake_up says 500 (CUDA cumem allocator). ARG: only for this tag",
     "reload-fails": "reload_weights says 500",

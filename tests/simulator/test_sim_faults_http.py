@@ -314,6 +314,16 @@ async def test_slow_headers_hold_the_answer_back(start: Start) -> None:
     assert not (await client.get("/sim/faults"))[1]["armed"]
 
 
+async def test_slow_looks_hold_nothing_back_but_the_deep_probe(start: Start) -> None:
+    client = await start()
+    await client.fault("slow-looks", 5)
+    slow = asyncio.create_task(client.get("/is_sleeping"))
+    await client.engine.until(lambda: not client.engine.faults.armed("slow-looks"))
+    assert (await client.chat("a request goes on"))[0] == 200
+    assert (await client.get("/is_sleeping")) == (200, {"is_sleeping": False})
+    assert await slow == (200, {"is_sleeping": False})
+
+
 @pytest.mark.parametrize("transport", ["tcp", "uds"])
 async def test_refuse_closes_the_listener_until_disarmed(start: Start, tmp_path: Path, transport: str) -> None:
     words = ["--uds", str(tmp_path / "engine.sock")] if transport == "uds" else []

@@ -171,8 +171,9 @@ def children() -> list[str]:
 def product(
     _private_manager: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Product]:
-    """The whole product, with the module's ``CONFIG``; one daemon for the tests of a module."""
-    yield from running(tmp_path_factory.mktemp("product"), request.module.CONFIG)
+    """The whole product, with the module's ``CONFIG`` (``SUPERVISOR``, if it has its own); one for all its tests."""
+    supervisor = getattr(request.module, "SUPERVISOR", None)
+    yield from running(tmp_path_factory.mktemp("product"), request.module.CONFIG, supervisor)
 
 
 @pytest.fixture

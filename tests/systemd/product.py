@@ -223,8 +223,10 @@ class Fleet:
 class Product:
     """The installed product of one test module."""
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path, config: str, supervisor: str | None = None) -> None:
+        """``config`` without its table [supervisor], which is ``supervisor``."""
         self.folder = folder
+        self._supervisor = SUPERVISOR if supervisor is None else supervisor
         self.port = free_port()
         self.config_file = folder / "config" / "vllm-supervisord" / "config.toml"
         self.state = folder / "state"
@@ -238,7 +240,7 @@ class Product:
 
     def configure(self, text: str) -> None:
         """Write the configuration; who shall read it must be told."""
-        self.config_file.write_text(f"{SUPERVISOR}\n{text}")
+        self.config_file.write_text(f"{self._supervisor}\n{text}")
 
     def _install(self) -> None:
         rendered = self.folder / "units"
@@ -374,9 +376,9 @@ class Product:
         return wrong
 
 
-def running(folder: Path, config: str) -> Iterator[Product]:
+def running(folder: Path, config: str, supervisor: str | None = None) -> Iterator[Product]:
     """A module's fixture: the product, started; afterwards nothing of it may be left."""
-    product = Product(folder, config)
+    product = Product(folder, config, supervisor)
     try:
         product.start()
         yield product

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from product import SERVICE, SOCKET, busctl, model, run, show, systemctl, until
+from product import PROGRAMS, SERVICE, SOCKET, busctl, model, run, show, systemctl, until
 
 NAME = "io.github.vllmctl1"
 CONFIG = model("first") + model("second")
@@ -151,6 +151,17 @@ async def refused_start(product, reason: str) -> None:
     assert reason in status
     assert reason in product.log()
     assert reason.split(": ")[0] in systemctl("status", SERVICE, check=False)
+
+
+async def test_a_daemon_beside_the_active_socket_says_whose_the_port_is(stopped):
+    """Started by hand, it is handed no socket; the address that it would listen on instead is the socket unit's."""
+    systemctl("start", SOCKET)
+    stopped.configure(f'{CONFIG}[proxy]\nlisten = "127.0.0.1:{stopped.port}"\n')
+    options = ("--config", str(stopped.config_file), "--state-dir", str(stopped.folder / "by-hand"))
+    code, _, said = await run(str(PROGRAMS / "vllm-supervisord"), *options)
+    assert code == 69
+    assert f"cannot listen on 127.0.0.1:{stopped.port}: Address already in use; {SOCKET} is active" in said
+    assert "start that instead of the program" in said
 
 
 async def test_a_replicas_start_by_hand_ends_when_its_model_answers(stopped):
