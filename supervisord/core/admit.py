@@ -295,8 +295,9 @@ def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
             continue
         if _is_hope(turn, replica):
             return True
-        # Excluded and under suspicion: the look that is under way decides whether it is restarted.
-        undecided = replica.routable and replica.health is not Health.OK
+        # Excluded and under suspicion: the look that is under way decides whether it is restarted. (On trial it was
+        # found well: it is not, and whoever failed there is not helped by waiting for another's success.)
+        undecided = replica.routable and replica.health in (Health.SUSPECT, Health.DEAD)
         if undecided and waiter.excluded.get(replica.name) == replica.generation:
             return True
     return False

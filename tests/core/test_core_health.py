@@ -3,7 +3,7 @@
 from world import EngineState, Life, World, model
 
 from supervisord.core.actions import NoteKind, ProbeEngine, RunUnitJob
-from supervisord.core.admission import Ending, Lease
+from supervisord.core.admission import Ending, Lease, RefusalCode
 from supervisord.core.states import Health
 
 
@@ -115,6 +115,21 @@ def test_a_poison_request_that_fails_everywhere_blacks_out_nobody():
         world.finish(healthy)
         look(world)
     assert not world.pending_of(RunUnitJob)
+
+
+def test_a_request_that_failed_everywhere_is_told_so_as_soon_as_the_engines_are_found_well():
+    world = pair()
+    failed = set()
+    for _ in range(2):
+        lease = world.admit(exclude=failed)
+        world.finish(lease, Ending.CONNECT_FAILED, "reset")
+        failed.add(lease.replica)
+    ticket = world.admit(exclude=failed)
+    assert ticket not in world.outcomes  # perhaps one of them is restarted
+    for _ in failed:
+        look(world)
+    assert world.outcomes[ticket].code is RefusalCode.NO_LIVE_REPLICA
+    assert isinstance(world.admit(), Lease)
 
 
 def test_an_engine_that_answers_5xx_to_its_health_route_is_restarted():
