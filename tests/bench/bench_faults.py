@@ -43,6 +43,8 @@ class Seen:
     restarted: list[float] = field(default_factory=list)
     ready: list[float] = field(default_factory=list)
     answers: int = 0
+    #: Streams that had begun in the engine that died: they end with an error event, and nobody can go on with them.
+    cut: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -96,6 +98,13 @@ CASES = (
 )
 
 
+async def engine_is_well(product: Product) -> None:
+    """What is left of a fault is taken away."""
+    async with product.engine("a") as engine:
+        for fault in ("500", "slow-looks"):
+            await engine.arm(fault, count=0)
+
+
 async def once(case: Case, product: Product, clients: Clients, fleet: Fleet, seen: Seen) -> None:
     """One fault, from the moment at which both replicas are well to the same moment after it."""
     both_well = "both are well"
@@ -128,8 +137,10 @@ async def once(case: Case, product: Product, clients: Clients, fleet: Fleet, see
                 await asyncio.gather(plain.more(6), streams.more(6))
             answers, failures = [*plain.answers, *streams.answers], [*plain.failures, *streams.failures]
             seen.answers += len(answers)
-            for word, count in codes(failures).items():
+            seen.cut += sum(failure.status == 200 for failure in failures)
+            for word, count in codes([failure for failure in failures if failure.status != 200]).items():
                 seen.errors[word] = seen.errors.get(word, 0) + count
+            await engine_is_well(product)
         assert case.restarts or engine.run() == before, "it was restarted"
 
 
@@ -139,7 +150,8 @@ def row(case: Case, seen: Seen) -> str:
 
     errors = sum(seen.errors.values())
     columns = f"{times(seen.demoted)} | {times(seen.restarted)} | {times(seen.ready)}"
-    return f"{case.name:22} | {columns} | {seen.answers:6} {errors:4} {seen.errors or ''}"
+    words = ", ".join(f"{count} of {word[:60]}" for word, count in seen.errors.items())
+    return f"{case.name:22} | {columns} | {seen.answers:7} {seen.cut:11} {errors:6} {words}"
 
 
 async def main(times: int, supervisor: str, names: list[str]) -> None:
@@ -148,7 +160,9 @@ async def main(times: int, supervisor: str, names: list[str]) -> None:
         product.start()
         try:
             await run(str(rig.PROGRAMS / "vllmctl"), "up", "m")
-            print(f"{'fault':22} | {'demoted':13} | {'unit restarts':13} | {'ready again':13} | answers, errors")
+            print(
+                f"{'fault':22} | {'demoted':13} | {'unit restarts':13} | {'ready again':13} | answers cut streams errors"
+            )
             print(f"{'':22} | {'p50    max':>13} | {'p50    max':>13} | {'p50    max':>13} |")
             async with product.clients() as clients, product.fleet() as fleet:
                 for case in CASES:
