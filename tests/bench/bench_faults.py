@@ -160,9 +160,8 @@ async def main(times: int, supervisor: str, names: list[str]) -> None:
         product.start()
         try:
             await run(str(rig.PROGRAMS / "vllmctl"), "up", "m")
-            print(
-                f"{'fault':22} | {'demoted':13} | {'unit restarts':13} | {'ready again':13} | answers cut streams errors"
-            )
+            headings = ("demoted", "unit restarts", "ready again")
+            print(f"{'fault':22} | {' | '.join(f'{word:13}' for word in headings)} | answers cut streams errors")
             print(f"{'':22} | {'p50    max':>13} | {'p50    max':>13} | {'p50    max':>13} |")
             async with product.clients() as clients, product.fleet() as fleet:
                 for case in CASES:
