@@ -227,8 +227,6 @@ class Conversation:
                 await self._wait()
             if self._error is not None:
                 raise self._error
-        if self._is_aborted(self._backlog):
-            raise UpstreamBroken(_ABORTED)
 
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""

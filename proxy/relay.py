@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from proxy.aborted import answer_aborted
+from proxy.aborted import answer_aborted, event_aborted
 from proxy.attempts import Attempts
 from proxy.errors import ProxyError, engine_error_event
 from proxy.exchange import (
@@ -178,11 +178,12 @@ async def _whole(answer: Answer) -> bytes | None:
 
 
 async def _first_event(answer: Answer) -> None:
-    if answer.beginning:
-        return
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEAD_HELD):
-                await answer.begins()
-    except UpstreamBroken as failure:
-        raise _LostAnswer(str(failure)) from None
+    if not answer.beginning:
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEAD_HELD):
+                    await answer.begins()
+        except UpstreamBroken as failure:
+            raise _LostAnswer(str(failure)) from None
+    if event_aborted(answer.beginning):
+        raise _LostAnswer("the engine aborted the request")
