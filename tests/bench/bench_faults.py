@@ -72,10 +72,6 @@ async def shuts_down(product: Product, engine: Engine) -> None:
     product.kill(VICTIM, signal.SIGTERM)
 
 
-async def misses_looks(product: Product, engine: Engine) -> None:
-    await engine.arm("slow-looks", str(3 / rig.CLOCK_FACTOR), count=4)
-
-
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -94,15 +90,13 @@ CASES = (
     Case("refuses connections", refuses),
     Case("answers 500", answers_500, demotes=False, restarts=False),
     Case("shuts down (SIGTERM)", shuts_down),
-    Case("busy, misses looks", misses_looks, restarts=False),
 )
 
 
 async def engine_is_well(product: Product) -> None:
     """What is left of a fault is taken away."""
     async with product.engine("a") as engine:
-        for fault in ("500", "slow-looks"):
-            await engine.arm(fault, count=0)
+        await engine.arm("500", count=0)
 
 
 async def once(case: Case, product: Product, clients: Clients, fleet: Fleet, seen: Seen) -> None:
