@@ -45,6 +45,6 @@ def _entry(model: ListedModel, name: str) -> dict[str, object]:
         "max_model_len": model.max_model_len,
         "state": model.state,
         "routing": model.routing,
-        "wake_seconds": model.wake_seconds,
+        "wake_seconds": None if model.wake_seconds is None else round(model.wake_seconds, 3),
         "simulated": model.simulated,
     }

@@ -36,13 +36,23 @@ class CredentialKeeper:
         self._complaint = ""
 
     def read(self, config: Config) -> Credentials:
-        """What ``config`` points to; nothing is taken over. Raises ``ConfigError``."""
-        proxy = config.proxy
+        """What ``config`` points to; nothing is taken over. Raises ``ConfigError`` with every mistake."""
+        proxy, problems = config.proxy, list[Problem]()
+        keys = certificate = None
+        try:
+            keys = self._read_keys(proxy.api_keys) if proxy.api_keys else None
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            certificate = self._read_certificate(proxy) if proxy.tls_certificate else None
+        except ConfigError as error:
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
         replicas = [(model, replica) for model in config.models for replica in model.replicas]
         engine_keys = {replica.name: engine_key(model, replica, self._environ) for model, replica in replicas}
-        certificate = self._read_certificate(proxy) if proxy.tls_certificate else None
         return Credentials(
-            self._read_keys(proxy.api_keys) if proxy.api_keys else None,
+            keys,
             {name: key for name, key in engine_keys.items() if key},
             None if certificate is None else certificate.context,
         )
@@ -59,10 +69,15 @@ class CredentialKeeper:
         if certificate is not None and credentials.tls is certificate.context:
             if before.tls is not None and before.tls is not credentials.tls:
                 said.append(f"[proxy] tls_certificate: the file changed, it is valid until {certificate.not_after:%F}")
-            if trouble := certificate.trouble(datetime.now(UTC)):
-                log.warning("[proxy] tls_certificate %s", trouble)
-                said.append(f"[proxy] tls_certificate {trouble}")
+            for sentence in self.warnings():
+                log.warning(sentence)
+                said.append(sentence)
         return said
+
+    def warnings(self) -> list[str]:
+        """What is wrong with what was read last, though it can be used; sentences."""
+        trouble = self._certificate.trouble(datetime.now(UTC)) if self._certificate is not None else ""
+        return [f"[proxy] tls_certificate {trouble}"] if trouble else []
 
     async def watch_certificate(self, spec: Callable[[], ProxySpec]) -> None:
         """Look at the files of the certificate for ever. ``spec``: the configuration that holds."""

@@ -21,9 +21,14 @@ class PrivateFileError(Exception):
     """The file cannot be used; the text says why, and what mends it."""
 
 
+def is_credential(source: str) -> bool:
+    """Whether it is one that systemd hands to the unit, and to nobody else."""
+    return source.startswith(_SCHEME)
+
+
 def locate(source: str, environ: Mapping[str, str]) -> Path:
     """Where ``/PATH`` or ``credential:NAME`` is; raises ``PrivateFileError`` for a credential of a unit without any."""
-    if not source.startswith(_SCHEME):
+    if not is_credential(source):
         return Path(source)
     name, folder = source.removeprefix(_SCHEME), environ.get(CREDENTIALS, "")
     if not folder:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from supervisord.cli.credentials import Looked, look_at_credentials
 from supervisord.cli.exits import Exit, Failure
 from supervisord.cli.session import Session
 from supervisord.cli.words import count
@@ -35,9 +36,10 @@ def load_config(session: Session) -> Config | ConfigError:
 
 
 def run_check(session: Session) -> Exit:
-    """Say whether the configuration is valid, and everything that is wrong with it."""
+    """Say whether the configuration is valid, with the files that it points to, and everything that is wrong."""
     console, loaded = session.console, load_config(session)
-    problems = loaded.problems if isinstance(loaded, ConfigError) else []
+    looked = Looked(loaded.problems) if isinstance(loaded, ConfigError) else _look(session, loaded)
+    problems = looked.problems
     if console.json:
         files = list(loaded.files) if isinstance(loaded, Config) else [str(file) for file in config_files(session)]
         console.data(
@@ -48,15 +50,28 @@ def run_check(session: Session) -> Exit:
                     {"file": each.file, "table": each.table, "key": each.key, "reason": each.reason}
                     for each in problems
                 ],
+                "warnings": list(looked.warnings),
             }
         )
-    elif isinstance(loaded, ConfigError):
-        console.complain(str(loaded))
-    elif not console.quiet:
+        return Exit.CONFIG_INVALID if problems else Exit.DONE
+    if problems:
+        console.complain(str(ConfigError(problems)))
+    for warning in looked.warnings:
+        console.complain(f"warning: {warning}")
+    if isinstance(loaded, Config) and not problems and not console.quiet:
         models = count(len(loaded.models), "model")
         replicas = count(sum(len(model.replicas) for model in loaded.models), "replica")
         console.say(f"The configuration is valid: {models}, {replicas}, from {', '.join(loaded.files)}.")
+        if looked.unseen:
+            console.say(f"Not looked at, since only the daemon can read their files: {', '.join(looked.unseen)}.")
     return Exit.CONFIG_INVALID if problems else Exit.DONE
+
+
+def _look(session: Session, config: Config) -> Looked:
+    proxy = config.proxy
+    if not (proxy.api_keys or proxy.tls_certificate):
+        return Looked()
+    return look_at_credentials(config, session.env, as_daemon=not session.system or session.uid == 0)
 
 
 def run_path(session: Session) -> Exit:

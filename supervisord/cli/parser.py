@@ -25,7 +25,10 @@ or replica, 5 superseded or held, 6 configuration invalid, 7 doctor found a prob
 130 interrupted. See vllmctl(1).
 """
 
-_BENCH_KEY = "Where the port asks for a key, it is taken from OPENAI_API_KEY."
+_BENCH_KEY = (
+    "Where the port asks for a key, it is taken from OPENAI_API_KEY. Where it speaks TLS: --url https://NAME:PORT,"
+    " and SSL_CERT_FILE names a certificate authority of your own."
+)
 
 Add = Callable[..., argparse.ArgumentParser]
 

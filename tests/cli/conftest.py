@@ -30,6 +30,7 @@ from supervisord.core.view import FleetView, ModelView, ReplicaView
 #: Seconds for what takes milliseconds; a test that needs it has failed.
 PATIENCE = 20.0
 ROOT = Path(__file__).parents[2]
+sys.path += [str(Path(__file__).parent), str(ROOT / "tests/proxy")]  # for ``recordedhost``, and ``pki``
 _PYTHONPATH = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 _BUS_CONFIG = """\

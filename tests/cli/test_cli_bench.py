@@ -7,8 +7,10 @@ import pytest
 
 from supervisord.cli.bench.caller import Answered
 from supervisord.cli.bench.loads import Load, Measured, percentile, run_burst, run_conversations
+from supervisord.cli.bench.routing import ask_first
 from supervisord.cli.bench.texts import Writer
 from supervisord.cli.bench.verdict import judge
+from supervisord.cli.exits import Failure
 
 LOAD = Load(context=1000, burst=4, conversations=3, turns=3, output=8)
 
@@ -107,3 +109,21 @@ def test_a_policy_under_which_a_request_failed_is_not_chosen():
 )
 def test_percentiles_are_of_the_nearest_rank(values, share, wanted):
     assert percentile(values, share) == wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "what_to_do"),
+    [
+        ("400: this port speaks TLS: use https://", "--url https://NAME:PORT"),
+        ("ClientConnectorCertificateError: certificate verify failed", "SSL_CERT_FILE"),
+        ("401: no API key", "OPENAI_API_KEY=KEY"),
+        ("503: no live replica", ""),
+    ],
+)
+async def test_a_port_that_guards_itself_is_told_with_what_opens_it(error, what_to_do):
+    with pytest.raises(Failure, match="cannot ask the model: ") as failure:
+        await ask_first(Scripted(Answered(0.0, 0.0, error=error)))
+    said, _, remedy = str(failure.value).partition("\n")
+    assert said == f"cannot ask the model: {error}."
+    assert what_to_do in remedy
+    assert bool(what_to_do) is bool(remedy)

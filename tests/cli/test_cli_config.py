@@ -39,7 +39,12 @@ def test_check_of_a_valid_configuration_counts_what_is_in_it(vllmctl, config):
     ended = vllmctl("config", "check")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == f"The configuration is valid: 1 model, 2 replicas, from {file}.\n"
-    assert json.loads(vllmctl("config", "check", "--json").out) == {"valid": True, "files": [str(file)], "problems": []}
+    assert json.loads(vllmctl("config", "check", "--json").out) == {
+        "valid": True,
+        "files": [str(file)],
+        "problems": [],
+        "warnings": [],
+    }
 
 
 def test_check_tells_every_mistake_at_once_and_exits_6(vllmctl, config):

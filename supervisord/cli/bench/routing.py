@@ -46,7 +46,7 @@ async def _bench(session: Session) -> Exit:
     subject = await _subject(session)
     key = session.env.get("OPENAI_API_KEY", "")
     async with calling(subject.url, subject.model.name, key) as caller:
-        writer = await _writer(caller)
+        writer = await ask_first(caller)
         load = _load(session, subject)
         console.note(
             f"{', '.join(policies)}: {load.requests} requests each, of about {load.context} tokens, to "
@@ -119,12 +119,23 @@ def _public_url(fleet: FleetStatus) -> str:
     raise Failure("NotListening", "the daemon does not say where it listens; name it with --url.", Exit.FAILED)
 
 
-async def _writer(caller: Caller) -> Writer:
+def _remedy(error: str) -> str:
+    """What to do where the port guards itself."""
+    if "https://" in error:
+        return "\nName it as its certificate does: --url https://NAME:PORT"
+    if "certificate" in error.lower():
+        return "\nAnother name: --url https://NAME:PORT. An authority of your own: SSL_CERT_FILE=/PATH/TO/ITS.pem"
+    if error.startswith("401:"):
+        return "\nvllmctl takes it from the environment: OPENAI_API_KEY=KEY"
+    return ""
+
+
+async def ask_first(caller: Caller) -> Writer:
     """Ask once, so that the model is awake, and to learn how many tokens a word has."""
     words = Writer(1.0)
     answer = await caller.chat([{"role": "user", "content": words.text("a sample", _SAMPLE)}], 1)
     if answer.error:
-        raise Failure("CannotAsk", f"cannot ask the model: {answer.error}.", Exit.FAILED)
+        raise Failure("CannotAsk", f"cannot ask the model: {answer.error}.{_remedy(answer.error)}", Exit.FAILED)
     return Writer(answer.prompt_tokens / _SAMPLE) if answer.prompt_tokens else Writer()
 
 

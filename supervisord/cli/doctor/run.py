@@ -38,6 +38,7 @@ CHECKS: Sequence[Check] = (
     software.check_versions_agree,
     service.check_socket,
     exposure.check_exposure,
+    exposure.check_credentials,
     fleet_checks.check_config,
     fleet_checks.check_replica_units,
     fleet_checks.check_state_directory,
