@@ -1,4 +1,4 @@
-"""API keys: the file that lists them, and the one that a request shows. Pure; a key itself is kept nowhere."""
+"""API keys: the file that lists them, and the one that a request shows. Pure; a key itself is not kept here."""
 
 from __future__ import annotations
 
