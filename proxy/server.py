@@ -243,6 +243,7 @@ class _Live:
         """Stop the work, wherever it is; the client is then told."""
         if self._task is not None:
             self.ended = True
+            self.client.close_after()
             self._task.cancel()
 
 

@@ -8,12 +8,13 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from proxy.credentials import Credentials
 from proxy.server import PublicProxy
 from supervisord.control import Failover
 from supervisord.core.spec import ProxySpec
@@ -21,6 +22,7 @@ from supervisord.core.spec import ProxySpec
 sys.path.insert(0, str(Path(__file__).parent))
 
 from proxyrig import MODEL, PATIENCE, FakeAdmission, Rig, open_files
+from tlsrig import FIRST, BlockingClient
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, object]:
@@ -61,6 +63,27 @@ async def rig() -> AsyncIterator[Rig]:
     assert not left_open
     assert not admission.open, "leases that never came back"
     assert not admission.waiting, "requests that still wait"
+
+
+@pytest.fixture
+def secure(rig: Rig) -> Rig:
+    """The same, speaking TLS."""
+    rig.proxy.guard(Credentials(tls=FIRST.server()))
+    return rig
+
+
+@pytest.fixture
+async def blocking(secure: Rig) -> AsyncIterator[Callable[[], Awaitable[BlockingClient]]]:
+    """Makes blocking clients of ``secure``; what they do is done in threads."""
+    made: list[BlockingClient] = []
+
+    async def connect() -> BlockingClient:
+        made.append(await asyncio.to_thread(BlockingClient, secure.port))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
 
 
 def sockets_and_files() -> Counter[str]:

@@ -109,6 +109,8 @@ async def test_what_has_not_begun_when_the_drain_ends_is_503(rig):
         assert answer.status == 503
         assert answer.json()["error"]["code"] == "router_shutting_down"
         assert answer.header("retry-after") == "5"
+        assert answer.header("connection") == "close"
+        assert await client.closed() == b""
     assert rig.admission.abandoned == 1
 
 

@@ -11,19 +11,14 @@ import ssl
 import pytest
 from pki import pair
 from proxyrig import PATIENCE, STREAM, Connection, chunk, event_stream_head, reply_bytes, request_bytes
+from tlsrig import FIRST
 
 from proxy.credentials import Credentials
 from supervisord.core.admission import Ending
 
-FIRST, SECOND = pair("first"), pair("second", old=True)
+SECOND = pair("second", old=True)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # how a ClientHello begins
-
-
-@pytest.fixture
-def secure(rig):
-    rig.proxy.guard(Credentials(tls=FIRST.server()))
-    return rig
 
 
 async def lost(rig):
@@ -34,41 +29,6 @@ async def lost(rig):
 def beneath(client) -> socket.socket:
     """The socket of a client, under its TLS."""
     return socket.socket(fileno=os.dup(client.writer.get_extra_info("socket").fileno()))
-
-
-class BlockingClient:
-    """A client of the standard library's blocking sockets: they tell an end that was said from one that was not."""
-
-    def __init__(self, port: int) -> None:
-        raw = socket.create_connection(("127.0.0.1", port), PATIENCE)
-        self.socket = FIRST.client().wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False)
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def read_to_the_end(self) -> bytes:
-        """All that comes until the other side says its goodbye; raises ``OSError`` where it does not."""
-        received = b""
-        while piece := self.socket.recv(65536):
-            received += piece
-        return received
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-@pytest.fixture
-async def blocking(secure):
-    """Makes blocking clients, and does what they do in threads."""
-    made = []
-
-    async def connect() -> BlockingClient:
-        made.append(await asyncio.to_thread(BlockingClient, secure.port))
-        return made[-1]
-
-    yield connect
-    for client in made:
-        client.close()
 
 
 async def test_a_plain_answer_a_stream_and_the_next_request(secure):
