@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from proxy.errors import ProxyError, refused
-from proxy.exchange import Exchange, Outcome, Stage
+from proxy.exchange import Exchange, Stage
 from proxy.policies.policy import Policy
 from proxy.retries import RetryBudget
 from supervisord.control import Failover
@@ -41,8 +41,7 @@ class Attempts:
         try:
             await self._run(exchange, policy, wait, attempt)
         finally:
-            usage = exchange.outcome.usage
-            policy.finished(exchange.facts, usage.cached_share if usage is not None else None)
+            tell_the_end(exchange, policy)
 
     async def _run(self, exchange: Exchange, policy: Policy, wait: Waiter, attempt: Attempt) -> None:
         choose = partial(policy.choose, exchange.facts)
@@ -55,7 +54,7 @@ class Attempts:
                 if source:
                     self._report(exchange, source, "", tried[source])
                     source = ""
-                decision = await self._wait(decision, wait, exchange.outcome)
+                decision = await self._wait(decision, wait, exchange)
             if source:
                 self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
             if isinstance(decision, Refuse):
@@ -77,7 +76,12 @@ class Attempts:
                 self._report(exchange, source, "", failure)
                 raise _all_failed(tried, None)
 
-    async def _wait(self, decision: Wait, wait: Waiter, outcome: Outcome) -> Lease | Refuse:
+    async def _wait(self, decision: Wait, wait: Waiter, exchange: Exchange) -> Lease | Refuse:
+        outcome = exchange.outcome
+        if decision.reason:
+            outcome.reason = decision.reason
+            fields = {"event": "held", "model": exchange.model, "request_id": exchange.id}
+            log.info("request %s is %s", exchange.id, decision.reason, extra={"fields": fields})
         outcome.stage, began = Stage.QUEUE, self._clock()
         try:
             return await wait(decision)
@@ -90,6 +94,15 @@ class Attempts:
         fields = {"event": "failover", "model": model, "replica": source, "target": target, "request_id": exchange.id}
         log.warning("failover: %s -> %s: %s", source, target or "nobody", reason, extra={"fields": fields})
         self._on_failover(Failover(model, source, target, reason))
+
+
+def tell_the_end(exchange: Exchange, policy: Policy) -> None:
+    """The request is over, whatever came of it."""
+    usage = exchange.outcome.usage
+    if usage is None:
+        policy.finished(exchange.facts, None)
+    else:
+        policy.finished(exchange.facts, usage.cached_share, usage.prompt)
 
 
 def _all_failed(tried: dict[str, str], retry_after: float | None) -> ProxyError:

@@ -3,6 +3,9 @@
 A key is a rolling hash over the messages, seeded by everything before them in the rendered prompt (tools, template
 arguments, cache salt). ``keys[i]`` covers the messages up to and with the i-th; the last one is the whole request.
 The model is not in the seed: each model has a policy of its own, and an alias asks for the same weights.
+
+A raw prompt (``/v1/completions``) has no messages, and one that grows ends anywhere: there is a key for every whole
+block of its text instead, and the rest, less than a block, is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ SEED_MEMBERS = (
     "cache_salt",
 )
 
+#: Bytes of a block of a raw prompt, some 250 tokens; and how many blocks there are at most.
+BLOCK, MOST_BLOCKS = 1024, 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -44,6 +50,8 @@ class Facts:
     background: bool = False
     #: Whether ``model`` is an adapter's name, which no other can stand for.
     adapter: bool = False
+    #: Keys are of messages: where one ends, a request can have ended. False: of blocks of a raw prompt.
+    messages: bool = True
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""
@@ -62,6 +70,8 @@ class Facts:
     @property
     def opening(self) -> bytes | None:
         """The key of what stays the same through a conversation: the instructions and the first message after them."""
+        if not self.messages:
+            return self.whole
         return self.keys[min(self.instructions, len(self.keys) - 1)] if self.keys else None
 
 
@@ -92,6 +102,11 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
     if model is not None and not isinstance(model, str):
         raise ValueError("model must be a string")
     stream = "stream" in members and members["stream"].value is True
+    seed = [f"{name}\0{members[name].raw}" for name in SEED_MEMBERS if name in members]
+    if prompt is Prompt.COMPLETION:
+        value = members.get("prompt")
+        keys, sizes = rolling_keys(seed, blocks(_bytes(value.raw))) if value is not None else ((), ())
+        return Facts(model=model or None, stream=stream, keys=keys, sizes=sizes, messages=False)
     messages = _messages(members, prompt)
     # Clients move their cache_control marks to the newest message on every turn: what they mark is the same text.
     marked = any(message.mentions('"cache_control"') for message in messages)
@@ -103,7 +118,6 @@ def facts_of(members: dict[str, Value], prompt: Prompt) -> Facts:
         instructions += 1
     if prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and ("system" in members or "instructions" in members):
         instructions = max(instructions, 1)
-    seed = [f"{name}\0{members[name].raw}" for name in SEED_MEMBERS if name in members]
     texts = [_bytes(message.raw) for message in messages]
     keys, sizes = rolling_keys(seed, texts, [canonical(message.value) for message in messages] if rewritten else None)
     previous, background = _stored(members) if prompt is Prompt.RESPONSES else ("", False)
@@ -165,10 +179,22 @@ def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
             return [*_elements(members.get("system"), whole=True), *_elements(members.get("messages"))]
         case Prompt.RESPONSES:
             return [*_elements(members.get("instructions"), whole=True), *_elements(members.get("input"))]
-        case Prompt.COMPLETION:
-            return _elements(members.get("prompt"), whole=True)
-        case Prompt.NONE:
+        case Prompt.COMPLETION | Prompt.NONE:
             return []
+
+
+def blocks(prompt: bytes) -> list[bytes]:
+    """The whole blocks of a prompt as it is written, a text or a list of tokens.
+
+    The last of very many has all the rest. What is added to a prompt is added before its last quote or bracket.
+    """
+    if prompt == b"null":
+        return []
+    inner = prompt[1:-1] if prompt[:1] in (b'"', b"[") else prompt
+    count = min(max(1, len(inner) // BLOCK), MOST_BLOCKS)
+    cut = [inner[at * BLOCK : (at + 1) * BLOCK] for at in range(count - 1)]
+    at = (count - 1) * BLOCK
+    return [*cut, inner[at:] if count in (1, MOST_BLOCKS) else inner[at : at + BLOCK]]
 
 
 def _elements(value: Value | None, *, whole: bool = False) -> list[Value]:

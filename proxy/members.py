@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import msgspec
 
-from proxy.facts import SEED_MEMBERS, Facts, canonical, is_instruction, rolling_keys
+from proxy.facts import SEED_MEMBERS, Facts, blocks, canonical, is_instruction, rolling_keys
 from proxy.routes import Prompt
 
 _ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
@@ -65,7 +65,7 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
         members = _MEMBERS.decode(data)
         model = _TEXT.decode(members.model) if members.model else None
         texts = _texts(members, prompt)
-        instructions = _instructions(members, prompt, texts)
+        instructions = _instructions(members, prompt, texts) if prompt is not Prompt.COMPLETION else 0
         # What is cached is then not the text as it stands (see ``proxy.facts``).
         meanings = None
         if prompt is Prompt.MESSAGES or (b'"cache_control"' in data and any(b'"cache_control"' in t for t in texts)):
@@ -76,8 +76,17 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
     previous, background = "", False
     if prompt is Prompt.RESPONSES:
         previous, background = _stored(members.previous_response_id), members.background is True
-    stream = members.stream is True
-    return Facts(model or None, stream, keys, instructions, sizes, previous, background), bytes(members.model)
+    facts = Facts(
+        model=model or None,
+        stream=members.stream is True,
+        keys=keys,
+        instructions=instructions,
+        sizes=sizes,
+        previous=previous,
+        background=background,
+        messages=prompt is not Prompt.COMPLETION,
+    )
+    return facts, bytes(members.model)
 
 
 def _stored(previous: object) -> str:
@@ -97,7 +106,7 @@ def _texts(members: _Members, prompt: Prompt) -> list[bytes]:
                 given = [bytes(item) for item in _ARRAY.decode(given[0])]
             return [*_whole(members.instructions), *given]
         case Prompt.COMPLETION:
-            return _whole(members.prompt)
+            return blocks(bytes(members.prompt)) if members.prompt else []
         case Prompt.NONE:
             return []
 

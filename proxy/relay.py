@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from proxy.aborted import answer_aborted, event_aborted
-from proxy.attempts import Attempts
+from proxy.attempts import Attempts, tell_the_end
 from proxy.errors import ProxyError, engine_error_event
 from proxy.exchange import (
     Answer,
@@ -114,6 +114,9 @@ class Relay:
             detail = str(failure)
             raise ProxyError(503, "out_of_resources", str(failure), retry_after=1.0) from None
         finally:
+            if ending in (Ending.COMPLETED, Ending.CLIENT_GONE):
+                # Nobody else gets it. The policy knows before those are asked again whom it holds.
+                tell_the_end(exchange, policy)
             self._admission.finish(lease, ending, detail)
         await reply.end()
         return None

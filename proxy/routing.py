@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from proxy.policies.classic import Adaptive, Affinity, RoundRobin
 from proxy.policies.policy import Clock, Policy
 from proxy.policies.prefill import Prefill
+from proxy.policies.seats import LONGEST_HOLD
 from supervisord.core.spec import ModelSpec
 
 #: ``[models.NAME] routing``.
@@ -26,25 +27,35 @@ class UnknownPolicy(Exception):
     """A request asks for a policy that is none."""
 
 
+def policy_of(model: ModelSpec, clock: Clock) -> Policy:
+    """A new policy as a model's configuration wants it."""
+    if model.routing == "prefill":
+        # Well before its patience ends: a request that a replica could have is not refused.
+        longest_hold = min(LONGEST_HOLD, model.wake.timeout / 2) if model.admission == "kv" else 0.0
+        return Prefill(clock, longest_hold=longest_hold)
+    return POLICIES[model.routing](clock)
+
+
 class PolicyBook:
     """The policy of every model, found by its name or an alias."""
 
     def __init__(self, models: Sequence[ModelSpec], clock: Clock) -> None:
         self._clock = clock
-        self._policies: dict[str, tuple[str, Policy]] = {}
+        self._policies: dict[str, tuple[tuple[str, str, float], Policy]] = {}
         #: Those that single requests ask for, besides the model's own.
         self._others: dict[tuple[str, str], Policy] = {}
         self._names: dict[str, str] = {}
         self.replace(models)
 
     def replace(self, models: Sequence[ModelSpec]) -> None:
-        """Take a new configuration; a model whose routing did not change keeps what its policy remembers."""
+        """Take a new configuration; a model whose routing did not change keeps what is remembered."""
         old, self._policies, self._names = self._policies, {}, {}
         for model in models:
-            kind, policy = old.get(model.name, ("", None))
-            if policy is None or kind != model.routing:
-                policy = POLICIES[model.routing](self._clock)
-            self._policies[model.name] = (model.routing, policy)
+            kind = (model.routing, model.admission, model.wake.timeout)
+            before, policy = old.get(model.name, (None, None))
+            if policy is None or before != kind:
+                policy = policy_of(model, self._clock)
+            self._policies[model.name] = (kind, policy)
             self._names.update(dict.fromkeys(model.aliases, model.name))
         self._names.update({model.name: model.name for model in models})
         self._others = {key: policy for key, policy in self._others.items() if key[0] in self._policies}
@@ -68,7 +79,7 @@ class PolicyBook:
             raise UnknownPolicy(f"there is no routing policy {asked[:60]!r}, only {', '.join(POLICIES)}")
         if entry is None:
             return RoundRobin()
-        if not asked or asked == entry[0]:
+        if not asked or asked == entry[0][0]:
             return entry[1]
         other = self._others.get((name, asked))
         if other is None:

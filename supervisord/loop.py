@@ -104,7 +104,7 @@ class Dispatcher:
             self._carry_out(actions)
             self._changed(timer=bool(actions))
             return answer
-        wait = Wait(answer, self._loop.create_future())
+        wait = Wait(answer, self._loop.create_future(), core.held_for(self._fleet, model, answer))
         self._waiting[answer] = wait.outcome
         self._carry_out(actions)
         self._changed()

@@ -128,6 +128,8 @@ class Adaptive(Unobserving):
             self._owners.drop(facts.whole, replica)
 
     def _owners_of_prefix(self, facts: Facts, candidates: Sequence[Candidate]) -> list[Candidate]:
+        if not facts.messages:
+            return []  # a burst of raw prompts with one long beginning is no continuation of its shortest
         # From the longest down to the first that is more than instructions: those are shared by strangers.
         for key in reversed(facts.keys[facts.instructions : -1]):
             owners = self._owners.of(key, candidates)

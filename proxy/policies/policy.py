@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.facts import Facts
-from supervisord.core.admission import Candidate, Choice
+from supervisord.core.admission import Candidate, Choice, NotYet
 
 #: Monotonic, seconds.
 Clock = Callable[[], float]
@@ -18,8 +18,11 @@ class Policy(Protocol):
     Requests are told apart by the identity of their ``Facts``: every call about one passes the same object.
     """
 
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """One of ``candidates`` (never empty, in any order), and why. Counts as sent from here on."""
+    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | NotYet:
+        """One of ``candidates`` (never empty, in any order), and why. Counts as sent from here on.
+
+        ``NotYet``: the request is held, and this is asked again.
+        """
         ...
 
     def forget(self, facts: Facts, replica: str) -> None:
@@ -30,10 +33,11 @@ class Policy(Protocol):
         """The first byte that the engine computed has come: of a stream its first event, else the whole answer."""
         ...
 
-    def finished(self, facts: Facts, cached: float | None) -> None:
-        """The request is over, whatever came of it; called once for every request that may have been chosen for.
+    def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
+        """The request is over, whatever came of it; called for every request that may have been chosen for.
 
-        ``cached``: the share of its prompt that the engine found in its cache, 0 to 1, where it told.
+        The first call counts. ``cached``: the share of its prompt that the engine found in its cache, 0 to 1, and
+        ``tokens``: how long its prompt was, where the engine told.
         """
         ...
 
@@ -47,5 +51,5 @@ class Unobserving:
     def first_byte(self, facts: Facts) -> None:
         """Nothing is learned from it."""
 
-    def finished(self, facts: Facts, cached: float | None) -> None:
+    def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
         """Nothing is learned from it."""

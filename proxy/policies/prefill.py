@@ -5,6 +5,8 @@ prompt, plus a little for every request it runs: all in seconds, from what was o
 replica that served it while that costs little more than the best; else it moves, and its new home owns it. Everything
 that shares only a system prompt, and bursts of one prompt, goes by cost alone: a prefix counts as there as soon as a
 request with it was sent, so on idle replicas a burst spreads and on busy ones it gathers.
+
+Where an engine tells what its KV cache holds, no more long conversations are let in than fit (seats.py).
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from proxy.facts import Facts
 from proxy.policies.held import PREFIXES, WHOLES, Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.policy import Clock
+from proxy.policies.seats import LONG, LONGEST_HOLD, Place, Seats
 from proxy.policies.timing import PrefillTime, Sample, Speed
+from proxy.policies.tokens import TokenSize
 from proxy.policies.turns import Counter
-from supervisord.core.admission import Candidate, Choice, Placement
+from supervisord.core.admission import Candidate, Choice, NotYet, Placement
 
-#: Bytes of a request per token, as usual for English and code. Where it is wrong, the learned rate makes up for it.
-BYTES_PER_TOKEN = 4
 #: Seconds that a running request adds to the cost: its share of every step.
 PER_RUNNING = 0.02
 #: A conversation stays while its home costs at most this much more than the best: seconds, and share of the best.
@@ -84,10 +86,17 @@ class _Offer:
 
 
 class Prefill:
-    """``capacity``: prefixes remembered per replica; ``wholes``: whole requests per model."""
+    """``capacity``: prefixes remembered per replica; ``wholes``: whole requests per model.
 
-    def __init__(self, clock: Clock, capacity: int = PREFIXES, wholes: int = WHOLES) -> None:
+    ``longest_hold``: seconds that a long conversation waits where it would push others out of the cache; 0: none does.
+    """
+
+    def __init__(
+        self, clock: Clock, capacity: int = PREFIXES, wholes: int = WHOLES, *, longest_hold: float = LONGEST_HOLD
+    ) -> None:
         self._clock = clock
+        self._seats = Seats(longest_hold) if longest_hold else None
+        self._token = TokenSize()
         self._capacity = capacity
         self._replicas: dict[str, _Replica] = {}
         self._owners: Halves[tuple[Held, ...]] = Halves(wholes)
@@ -95,14 +104,34 @@ class Prefill:
         self._time = PrefillTime()
         self._counter = Counter()
 
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
-        """The home of the conversation, or the cheapest."""
+    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | NotYet:
+        """The home of the conversation, or the cheapest; not yet, if it has to wait for a seat."""
         self._release(facts)
         now = self._clock()
-        length = facts.sizes[-1] / BYTES_PER_TOKEN if facts.sizes else 0.0
-        offers = [self._offer(facts, length, candidate, now) for candidate in candidates]
+        length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
+        # The longest known request that this one goes on from, whoever served it.
+        known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
+        offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
+        if self._seats is None or length < LONG or not self._seats.concern(facts, candidates):
+            return self._place(facts, length, offers, now, known)
+        waited = self._seats.waited(facts, now)
+        places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
+        free = self._seats.ask(facts, places, now)
+        if isinstance(free, NotYet):
+            return free
+        names = [place.name for place in free]
+        choice = self._place(facts, length, [offer for offer in offers if offer.candidate.name in names], now, known)
+        taken = next(place for place in free if place.name == choice.replica)
+        self._seats.take(facts, taken, length, self._time.seconds(length, length), now)
+        return (
+            Choice(choice.replica, f"held {waited:.1f}s for KV, {choice.reason}", choice.placement)
+            if waited
+            else choice
+        )
+
+    def _place(self, facts: Facts, length: float, offers: Sequence[_Offer], now: float, known: int) -> Choice:
         best = min(offer.cost for offer in offers)
-        homes = self._homes(facts, offers)
+        homes = self._homes(facts, offers, known)
         home = min(homes, key=lambda offer: (offer.cost, offer.candidate.name)) if homes else None
         if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
             chosen, placement = home, Placement.STAYS
@@ -113,12 +142,14 @@ class Prefill:
             chosen = next(offer for offer in offers if offer.candidate is turn)
             placement = Placement.COLD if home is None else Placement.MOVES
             why = "cold" if home is None else f"continuation of {home.candidate.name}, moves"
-        self._send(facts, length, chosen, now)
+        self._send(facts, length, chosen, now, known)
         return Choice(chosen.candidate.name, _reason(why, offers), placement)
 
     def forget(self, facts: Facts, replica: str) -> None:
         """It has no owner there, and nothing is learned from it."""
         sent = self._release(facts)
+        if self._seats is not None:
+            self._seats.left(facts, self._clock(), retried=True)
         if sent is None or facts.whole is None:
             return
         sent.held.drop(facts.whole)
@@ -134,11 +165,16 @@ class Prefill:
         if sent is not None:
             sent.took = sent.pending.release(sent.charge, self._clock())
 
-    def finished(self, facts: Facts, cached: float | None) -> None:
+    def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
         """Learn from it, if it had an answer, and let it go."""
         sent = self._release(facts)
+        if self._seats is not None:
+            scale = tokens / sent.length if tokens and sent is not None and sent.length else 1.0
+            self._seats.left(facts, self._clock(), scale=scale)
         if sent is None:
             return
+        if tokens and facts.sizes:
+            self._token.add(facts.sizes[-1], tokens)
         new = sent.new
         if cached is None and sent.took is not None and sent.charge.streams:
             cached = self._inferred(sent)
@@ -169,39 +205,50 @@ class Prefill:
         """Requests that were sent and are not over."""
         return len(self._sent)
 
+    @property
+    def held(self) -> int:
+        """Requests that wait for a seat."""
+        return self._seats.held if self._seats is not None else 0
+
+    @property
+    def seats(self) -> int:
+        """Long conversations that have a seat."""
+        return len(self._seats) if self._seats is not None else 0
+
     def pending_seconds(self, replica: str) -> float:
         """The prefill work that a replica still has to do."""
         known = self._replicas.get(replica)
         return known.pending.seconds(self._clock()) if known is not None else 0.0
 
-    def _offer(self, facts: Facts, length: float, candidate: Candidate, now: float) -> _Offer:
+    def _offer(self, facts: Facts, length: float, candidate: Candidate, now: float, known: int) -> _Offer:
         replica = self._replicas.get(candidate.name)
         if replica is None:
             replica = self._replicas[candidate.name] = _Replica(candidate.generation, self._capacity)
         elif replica.held.generation != candidate.generation:
             replica.restarted(candidate.generation)
-        there, age = replica.held.longest(facts)
-        new = max(1.0, length - there / BYTES_PER_TOKEN)
+        there, age = replica.held.longest(facts, known)
+        new = max(1.0, length - there / self._token.size)
         seconds = replica.speed.factor * self._time.seconds(new, length)
         cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
         return _Offer(candidate, replica, there, age, new, seconds, cost)
 
-    def _homes(self, facts: Facts, offers: Sequence[_Offer]) -> list[_Offer]:
-        """Those that served, whole, the longest known request that this one goes on from."""
+    def _homes(self, facts: Facts, offers: Sequence[_Offer], at: int) -> list[_Offer]:
+        """Those that served, whole, the longest request that this one goes on from and that any of them served."""
         # From the longest down to the first that is more than instructions: those are shared by strangers.
-        keys, at = facts.keys, len(facts.keys) - 1
-        while (at := self._owners.last_of(keys, at, facts.instructions)) >= 0:
+        keys = facts.keys
+        while at >= 0:
             owners = self._owners.get(keys[at]) or ()
             homes = [offer for offer in offers if offer.replica.held in owners]
             if homes:
                 return homes
+            at = self._owners.last_of(keys, at, facts.instructions)
         return []
 
-    def _send(self, facts: Facts, length: float, offer: _Offer, now: float) -> None:
+    def _send(self, facts: Facts, length: float, offer: _Offer, now: float, at: int) -> None:
         replica = offer.replica
         held = replica.held
         # Nothing has ever made room: what was computed there is there.
-        known, age = (offer.there, offer.age) if held.holds == float("inf") else held.longest(facts, gone=True)
+        known, age = (offer.there, offer.age) if held.holds == float("inf") else held.longest(facts, at, gone=True)
         charge = Charge(offer.seconds, facts.stream)
         replica.pending.add(charge, now)
         share = known / facts.sizes[-1] if known else 0.0

@@ -103,6 +103,7 @@ def _model(model: ModelView) -> dict[str, Value]:
         "Routing": model.routing,
         "InFlight": model.in_flight,
         "Waiting": model.waiting,
+        "WaitingForKV": model.waiting_for_kv,
         "IdleSinceUSec": microseconds(model.idle_since),
         "WakeUSec": microseconds(model.wake_seconds),
         "MaxModelLen": model.max_model_len,

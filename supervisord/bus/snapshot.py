@@ -62,6 +62,7 @@ class ModelStatus:
     #: Names, not object paths.
     replicas: tuple[str, ...]
     path: str
+    waiting_for_kv: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class Mirror:
             max_model_len=_count(values, "MaxModelLen"),
             replicas=tuple(self._replica_name(replica) for replica in _texts(values, "Replicas")),
             path=path,
+            waiting_for_kv=_count(values, "WaitingForKV"),
         )
 
     def _replica_name(self, path: str) -> str:

@@ -53,6 +53,7 @@ def model_shape(model: ModelStatus) -> Shape:
         "routing": model.routing,
         "in_flight": model.in_flight,
         "waiting": model.waiting,
+        "waiting_for_kv": model.waiting_for_kv,
         "idle_since": model.idle_since or None,
         "wake_seconds": model.wake_seconds or None,
         "max_model_len": model.max_model_len or None,

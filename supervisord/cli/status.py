@@ -101,7 +101,7 @@ def overview(fleet: FleetStatus, now: float, console: Console) -> list[str]:
         for number, replica in enumerate(replicas):
             notes = words.replica_notes(replica, now)
             if number == 0 and model.waiting:
-                notes.insert(0, f"{model.waiting} waiting")
+                notes.insert(0, waiting_words(model))
             rows.append(
                 (
                     printable(model.name) if number == 0 else "",
@@ -125,9 +125,15 @@ def overview(fleet: FleetStatus, now: float, console: Console) -> list[str]:
     return lines
 
 
+def waiting_words(model: ModelStatus) -> str:
+    """How many wait, and how many of them for room in a KV cache."""
+    for_kv = f" ({model.waiting_for_kv} for KV)" if model.waiting_for_kv else ""
+    return f"{model.waiting} waiting{for_kv}"
+
+
 def model_details(model: ModelStatus, now: float) -> list[str]:
     """One model, a fact a line."""
-    in_flight = f"{model.in_flight}, {model.waiting} waiting" if model.waiting else str(model.in_flight)
+    in_flight = f"{model.in_flight}, {waiting_words(model)}" if model.waiting else str(model.in_flight)
     facts = [
         ("state", words.model_words(model, now)),
         ("aliases", ", ".join(model.aliases)),

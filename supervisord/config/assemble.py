@@ -145,6 +145,7 @@ class Assembler:
             replicas=self._replicas_of(name, table, path),
             aliases=aliases,
             routing=_value(table, "routing", "prefill"),
+            admission=_value(table, "admission", "kv"),
             idle=self._idle(_given(table, "idle"), (*path, "idle")),
             wake=WakeLimits(**_given(table, "wake")),
             serve=serve,

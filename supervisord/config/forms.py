@@ -46,4 +46,5 @@ OPTION_NAME = Form(
 
 ENGINES = ("vllm", "simulator")
 FORWARDED = ("off", "x-forwarded", "forwarded", "both")
+ADMISSIONS = ("kv", "all")
 ROUTINGS = ("prefill", "adaptive", "roundrobin", "affinity")

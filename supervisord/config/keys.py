@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisord.config.forms import (
+    ADMISSIONS,
     ENDPOINT,
     ENGINES,
     FORWARDED,
@@ -398,6 +399,16 @@ MODEL = Table(
             "prefix is cached, anything else takes turns), `roundrobin`, or `affinity` (everything of one prefix to "
             "one replica). What each is good for: routing.md.",
             "prefill",
+        ),
+        Key(
+            "admission",
+            Text(PLAIN, ADMISSIONS),
+            "What `prefill` does where long conversations do not all fit into the KV caches, which its engines tell: "
+            "`kv` lets no more of them in than fit and has the others wait for a seat (at most two minutes, or half "
+            "of `wake.timeout`; then they go all the same), so that those that are in find their context cached; "
+            "short requests pass. `all` lets everybody in at once, and all of them are slow. It matters only where "
+            "conversations come back within seconds, and was measured both ways: routing.md.",
+            "kv",
         ),
         Key("idle", IDLE, IDLE.doc),
         Key("wake", WAKE, WAKE.doc),

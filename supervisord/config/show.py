@@ -74,7 +74,7 @@ def _table(path: Path, keys: Iterator[tuple[str, str]]) -> list[str]:
 
 def _model(model: ModelSpec) -> list[str]:
     path: Path = ("models", model.name)
-    heads = {"aliases": model.aliases, "routing": model.routing}
+    heads = {"aliases": model.aliases, "routing": model.routing, "admission": model.admission}
     lines = _table(path, ((name, toml_value(value)) for name, value in heads.items()))
     lines += _table((*path, "idle"), _effective(IDLE, model.idle))
     lines += _table((*path, "wake"), _effective(WAKE, model.wake))

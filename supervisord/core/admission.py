@@ -47,6 +47,8 @@ class Candidate(NamedTuple):
     in_flight: int
     #: Grows by one whenever the replica lost its cache (restart, sleep, wake): older prefixes are cold.
     generation: int
+    #: Tokens that its KV cache holds; None: the engine did not tell.
+    kv_tokens: int | None = None
 
 
 class Placement(StrEnum):
@@ -66,8 +68,23 @@ class Choice(NamedTuple):
     placement: Placement = Placement.BLIND
 
 
-#: A routing policy with one request's facts bound. Pure of I/O; returns one of the candidates (never an empty list).
-Chooser = Callable[[Sequence[Candidate]], Choice]
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """What a policy answers that wants this request to wait although there are candidates.
+
+    Those it holds are let in in the order in which they came; requests that it does not hold pass them. It is asked
+    again whenever a request has ended, and at least once a second. It holds nobody for the sake of a cache that is
+    gone, and nobody where it is told of no KV: a replica that was brought back serves somebody.
+    """
+
+    #: Why, for the log.
+    reason: str
+    #: Seconds until it is likely to be let in, for Retry-After.
+    likely_in: float
+
+
+#: A routing policy with one request's facts bound. Pure of I/O; chooses one of the candidates (never an empty list).
+Chooser = Callable[[Sequence[Candidate]], Choice | NotYet]
 
 
 class Lease(NamedTuple):
@@ -87,11 +104,13 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The request is queued (first come, first served) until a replica is ready; the wake is under way."""
+    """The request is queued (first come, first served): until a replica is ready, or while its policy holds it."""
 
     ticket: int
     #: Resolves to a ``Lease`` (already counted) or a ``Refuse``. Never raises except by cancellation.
     outcome: asyncio.Future[Lease | Refuse]
+    #: Why its policy holds it; empty when it waits for a replica.
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

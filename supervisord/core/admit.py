@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from supervisord.core.actions import Deny, Grant, NoteKind
-from supervisord.core.admission import Candidate, Chooser, Ending, Lease, RefusalCode, Refuse
-from supervisord.core.arbitration import could_ever_fit
+from supervisord.core.admission import Candidate, Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
+from supervisord.core.arbitration import could_ever_fit, fits
 from supervisord.core.estimates import (
     FIRST_GUESS_START,
     FIRST_GUESS_WAKE1,
@@ -26,6 +26,8 @@ from supervisord.core.states import Health, Hold, Life
 #: Two, since a batch of two costs an engine next to nothing; a start takes minutes, so it needs a lasting crowd.
 BUSY_ENOUGH_TO_WAKE = 2
 BUSY_ENOUGH_TO_START = 8
+#: Seconds after which a policy is asked again about a request that it holds, if nothing happens before.
+ASKED_EVERY = 1.0
 
 #: Which resting replica is brought back first: the one that is back soonest.
 _SOONEST = {
@@ -55,10 +57,14 @@ def lease(
     choose: Chooser,
     excluded: Mapping[str, int],
     only: frozenset[str] | None = None,
-) -> Lease | None:
+    *,
+    may_hold: bool = True,
+) -> Lease | NotYet | None:
     """A place at one of the model's replicas, if any may have the request now. ``excluded``, ``only``: see ``Waiter``.
 
-    Also during the shutdown: it came over a connection that was accepted before, and an awake engine can answer.
+    ``NotYet``: one may, but the policy wants the request to wait. ``may_hold`` false: it would be refused otherwise,
+    and slow is better; a policy that knows of no KV holds nobody. Also during the shutdown: it came over a connection
+    that was accepted before, and an awake engine can answer.
     """
     open_to = [r for r in model.replicas if r.routable]
     if excluded:
@@ -72,7 +78,11 @@ def lease(
         candidates = alive if only is not None else [r for r in alive if not _elsewhere(model, r)]
     if not candidates:
         return None
-    choice = choose([Candidate(r.name, r.in_flight, r.generation) for r in candidates])
+    choice = choose(
+        [Candidate(r.name, r.in_flight, r.generation, (r.kv_tokens or None) if may_hold else None) for r in candidates]
+    )
+    if isinstance(choice, NotYet):
+        return choice
     replica = {r.name: r for r in candidates}[choice.replica]
     replica.in_flight += 1
     lease_id = turn.fleet.next_id()
@@ -97,18 +107,22 @@ def queue(
     excluded: Mapping[str, int],
     ticket: int,
     only: frozenset[str] | None = None,
+    held: NotYet | None = None,
 ) -> Refuse | None:
-    """For a request that nobody may have now: None means that it waits under ``ticket``."""
+    """For a request that nobody may have now, or that is ``held``: None means that it waits under ``ticket``."""
     if turn.fleet.draining:
         return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
-    if len(model.waiting) >= model.spec.wake.max_waiting:
+    if is_full(model):
         seconds = _until_ready(turn, model) + queue_drain(
             len(model.waiting), model.service_seconds, len(model.replicas)
         )
+        seconds = max(seconds, held.likely_in if held is not None else 0.0)
         message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
         return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
     waiter = Waiter(ticket, choose, excluded, turn.now + model.spec.wake.timeout, only)
-    if only is not None:
+    if held is not None:
+        _hold(turn, model, ticket, held)
+    if only is not None and held is None:
         _bring_back_any_of(turn, model, only)
         if not _has_hope(turn, model, waiter):
             return _hopeless(turn, model, only)
@@ -116,26 +130,34 @@ def queue(
     model.waiting[ticket] = waiter
     bring_back(turn, model)
     if not _has_hope(turn, model, waiter):
-        del model.waiting[ticket]
+        model.leave_queue(ticket)
         return _hopeless(turn, model, only)
     return None
 
 
+def is_full(model: Model) -> bool:
+    """As many wait as may."""
+    return len(model.waiting) >= model.spec.wake.max_waiting
+
+
 def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
-    """Take a lease back; True when something may follow (it failed, or answers again, or its being empty matters)."""
+    """Take a lease back; True when something may follow.
+
+    It failed, or answers again, or its being empty matters, or somebody is held who may have its room now.
+    """
     returned = turn.fleet.leases.pop(lease_id, None)
     if returned is None:
         raise LeaseError(f"lease {lease_id} is not in flight")
     replica = returned.replica
     replica.in_flight -= 1
     replica.idle_since = turn.now
+    model = turn.fleet.models.get(returned.model)
     revived = ending is Ending.COMPLETED and replica.health is Health.TRIAL
     if ending is Ending.COMPLETED:
         replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
         if revived:
             replica.health = Health.OK  # and who waits for another replica need not any more
             turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
-        model = turn.fleet.models.get(returned.model)
         if model is not None:
             model.service_seconds = blend(model.service_seconds, max(turn.now - returned.began, 1e-6))
     elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and returned.generation == replica.generation:
@@ -145,6 +167,8 @@ def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
         return True
     if replica.trial_lease == lease_id:
         replica.trial_lease = 0  # where its client left before anything was known, the next one is the trial
+        return True
+    if model is not None and model.held:
         return True
     return revived or (replica.in_flight == 0 and not _is_at_rest(turn.fleet, replica))
 
@@ -164,7 +188,7 @@ def _is_at_rest(fleet: Fleet, replica: Replica) -> bool:
 
 def abandon(fleet: Fleet, ticket: int) -> bool:
     """The waiting client left. True when it was still waiting. What was begun for it goes on."""
-    return any(model.waiting.pop(ticket, None) is not None for model in fleet.models.values())
+    return any(model.leave_queue(ticket) is not None for model in fleet.models.values())
 
 
 def _on_trial(turn: Turn, replica: Replica) -> bool:
@@ -195,9 +219,23 @@ def bring_back(turn: Turn, model: Model) -> None:
     coming = sum(1 for r in model.replicas if r.coming)
     for replica in _resting(turn, model):
         if coming >= waiting:
-            return
+            break
         set_goal(turn, replica, Goal.AWAKE, why="a request arrived")
         coming += 1
+    if model.held and not coming:
+        _bring_more_kv(turn, model)
+
+
+def _bring_more_kv(turn: Turn, model: Model) -> None:
+    """A sleeping sibling has the KV that the held ones wait for, and a stopped one where several do.
+
+    But nobody has to rest for it: they are served as they are.
+    """
+    for replica in _resting(turn, model):
+        asleep = replica.life in (Life.DRAINING, Life.ASLEEP, Life.FALLING_ASLEEP)
+        if (asleep or len(model.held) >= BUSY_ENOUGH_TO_WAKE) and fits(turn.fleet, replica):
+            set_goal(turn, replica, Goal.AWAKE, why="long conversations wait for KV")
+            return
 
 
 def _bring_back_any_of(turn: Turn, model: Model, only: frozenset[str]) -> None:
@@ -256,23 +294,49 @@ def settle_waiting(turn: Turn, model: Model) -> None:
     nobody_yet = not turn.fleet.draining and not any(r.routable for r in model.replicas)
     if nobody_yet and any(_is_hope(turn, r) for r in model.replicas):
         # Thousands may wait here: only who has waited too long is looked at, and they are in order.
+        model.held.clear()
         _refuse_overdue(turn, model)
         return
+    # Of those that are held nobody goes before the first; all are asked now and then, should an order be forgotten.
+    everybody = turn.now >= model.ask_at
+    still_held = False
     for ticket, waiter in list(model.waiting.items()):
-        if turn.fleet.draining:
-            outcome: Lease | Refuse | None = Refuse(
-                RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0)
-            )
+        held = ticket in model.held
+        last_time = turn.fleet.draining or turn.now >= waiter.deadline
+        outcome: Lease | NotYet | Refuse | None
+        if turn.fleet.draining and not held:
+            outcome = None  # nothing is brought back for it any more
+        elif held and still_held and not everybody and not last_time:
+            continue
         else:
-            outcome = lease(turn, model, waiter.choose, waiter.excluded, waiter.only)
-        if outcome is None and turn.now >= waiter.deadline:
-            outcome = _too_long(turn, model)
-        if outcome is None and not _has_hope(turn, model, waiter):
-            outcome = _hopeless(turn, model, waiter.only)
+            outcome = lease(turn, model, waiter.choose, waiter.excluded, waiter.only, may_hold=not (held and last_time))
+            still_held = still_held or isinstance(outcome, NotYet)
+        if isinstance(outcome, NotYet):
+            _hold(turn, model, ticket, outcome)
+        elif outcome is None:
+            model.held.pop(ticket, None)
+        if outcome is None or isinstance(outcome, NotYet):
+            outcome = _end_of_waiting(turn, model, waiter)
         if outcome is None:
             continue
-        del model.waiting[ticket]
+        model.leave_queue(ticket)
         turn.actions.append(Grant(ticket, outcome) if isinstance(outcome, Lease) else Deny(ticket, outcome))
+    if everybody:
+        model.ask_at = turn.now + ASKED_EVERY
+
+
+def _hold(turn: Turn, model: Model, ticket: int, answer: NotYet) -> None:
+    if not model.held:
+        model.ask_at = turn.now + ASKED_EVERY
+    model.held[ticket] = answer
+
+
+def _end_of_waiting(turn: Turn, model: Model, waiter: Waiter) -> Refuse | None:
+    if turn.fleet.draining:
+        return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
+    if turn.now >= waiter.deadline:
+        return _too_long(turn, model, waiter.ticket)
+    return None if _has_hope(turn, model, waiter) else _hopeless(turn, model, waiter.only)
 
 
 def _refuse_overdue(turn: Turn, model: Model) -> None:
@@ -280,8 +344,8 @@ def _refuse_overdue(turn: Turn, model: Model) -> None:
         waiter = next(iter(model.waiting.values()))
         if turn.now < waiter.deadline:
             return
-        del model.waiting[waiter.ticket]
-        turn.actions.append(Deny(waiter.ticket, _too_long(turn, model)))
+        model.leave_queue(waiter.ticket)
+        turn.actions.append(Deny(waiter.ticket, _too_long(turn, model, waiter.ticket)))
 
 
 def _is_hope(turn: Turn, replica: Replica) -> bool:
@@ -290,6 +354,8 @@ def _is_hope(turn: Turn, replica: Replica) -> bool:
 
 
 def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
+    if waiter.ticket in model.held:
+        return True  # a replica could have it this very moment
     for replica in model.replicas:
         if waiter.only is not None and replica.name not in waiter.only:
             continue
@@ -320,7 +386,13 @@ def _hopeless(turn: Turn, model: Model, only: frozenset[str] | None) -> Refuse:
     return Refuse(RefusalCode.NO_LIVE_REPLICA, message, retry_after(_until_ready(turn, model)))
 
 
-def _too_long(turn: Turn, model: Model) -> Refuse:
+def _too_long(turn: Turn, model: Model, ticket: int) -> Refuse:
+    held = model.held.get(ticket)
+    if held is not None:
+        message = (
+            f"The KV cache of `{model.name}` has been full of other conversations for {model.spec.wake.timeout:g} s."
+        )
+        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, retry_after(held.likely_in))
     remaining = retry_after(_until_ready(turn, model))
     if any(r.room_at is not None for r in model.replicas):
         message = f"Other models have held the GPU memory that `{model.name}` needs for {model.spec.wake.timeout:g} s."

@@ -119,7 +119,8 @@ def _is_about_to_serve(fleet: Fleet, replica: Replica) -> bool:
     model = fleet.model_of(replica)
     if model is None or not replica.routable or replica.health is not Health.OK:
         return False
-    return any(waiter.may_have(replica) for waiter in model.waiting.values())
+    # Not for those that it could serve now and that are held: they may be held for minutes.
+    return any(waiter.may_have(replica) for ticket, waiter in model.waiting.items() if ticket not in model.held)
 
 
 def _ask_to_rest(turn: Turn, replica: Replica, beneficiary: Replica) -> None:

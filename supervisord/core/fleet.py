@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from supervisord.core.actions import Action, Note, NoteKind
-from supervisord.core.admission import Chooser
+from supervisord.core.admission import Chooser, NotYet
 from supervisord.core.replica import Replica
 from supervisord.core.spec import ModelSpec, SupervisorSpec
 from supervisord.core.states import Cause, Life, advance
@@ -40,6 +40,10 @@ class Model:
     waiting: dict[int, Waiter] = field(default_factory=dict)
     #: Tickets of those who wait for certain replicas only; some may not wait any more.
     picky: list[int] = field(default_factory=list)
+    #: Those of them whose policy wants them to wait although a replica could have them, by ticket.
+    held: dict[int, NotYet] = field(default_factory=dict)
+    #: When the policy is asked again about those, at the latest.
+    ask_at: float = 0.0
     #: Running mean of the time a request takes, seconds; 0.0 before the first.
     service_seconds: float = 0.0
 
@@ -55,6 +59,11 @@ class Model:
     @property
     def in_flight(self) -> int:
         return sum(replica.in_flight for replica in self.replicas)
+
+    def leave_queue(self, ticket: int) -> Waiter | None:
+        """Nobody waits under ``ticket`` any more; None when nobody did."""
+        self.held.pop(ticket, None)
+        return self.waiting.pop(ticket, None)
 
 
 class OpenLease(NamedTuple):

@@ -203,6 +203,8 @@ def learn(replica: Replica, probe: Probe) -> None:
         if probe.served_names:
             replica.served_names, replica.adapters = probe.served_names, probe.adapters
         replica.max_model_len = probe.max_model_len or replica.max_model_len
+        if probe.kv_tokens is not None:
+            replica.kv_tokens = probe.kv_tokens
 
 
 def _look_at_loading(turn: Turn, replica: Replica, probe: Probe) -> None:

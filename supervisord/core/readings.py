@@ -44,6 +44,8 @@ class Probe:
     detail: str = ""
     served_names: tuple[str, ...] = ()
     max_model_len: int | None = None
+    #: Tokens that the KV cache holds; None: not asked, 0: not told.
+    kv_tokens: int | None = None
     #: False when /is_sleeping is 404 (no dev mode): such an engine can only be stopped.
     can_sleep: bool = True
     simulated: bool = False

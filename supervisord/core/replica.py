@@ -128,6 +128,8 @@ class Replica:
     served_names: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     max_model_len: int = 0
+    #: What its KV cache holds, in tokens; 0: not told.
+    kv_tokens: int = 0
     can_sleep: bool = True
     simulated: bool = False
 

@@ -91,6 +91,8 @@ class ModelSpec:
     aliases: tuple[str, ...] = ()
     #: ``prefill``, ``adaptive``, ``roundrobin`` or ``affinity`` (see proxy/routing.py).
     routing: str = "prefill"
+    #: ``kv``: long conversations wait where they would push each other out of the cache; ``all``: nobody does.
+    admission: str = "kv"
     idle: IdleLadder = IdleLadder()
     wake: WakeLimits = WakeLimits()
     serve: ServeSpec | None = None

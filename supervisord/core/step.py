@@ -10,7 +10,7 @@ from __future__ import annotations
 from supervisord.core import admit as door
 from supervisord.core import arbitration, configure, lifecycle, observe
 from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
-from supervisord.core.admission import Chooser, Ending, Lease, RefusalCode, Refuse
+from supervisord.core.admission import Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
 from supervisord.core.events import (
     Command,
     Configured,
@@ -60,13 +60,15 @@ def admit(
     excluded = {r.name: r.generation for r in model.replicas if r.name in exclude} if exclude else door.NOBODY
     # Those who came first go first: nobody overtakes a queue that could be served.
     lease = door.lease(turn, model, choose, excluded, only)
-    if lease is not None:
+    if isinstance(lease, NotYet) and (fleet.draining or door.is_full(model)):
+        lease = door.lease(turn, model, choose, excluded, only, may_hold=False)
+    if isinstance(lease, Lease):
         if door.wake_another_if_busy(turn, model):
             settle(turn)
         return lease, turn.actions
     ticket = fleet.next_id()
     goals = [replica.goal for replica in model.replicas]
-    refusal = door.queue(turn, model, choose, excluded, ticket, only)
+    refusal = door.queue(turn, model, choose, excluded, ticket, only, lease)
     if refusal is not None:
         return refusal, turn.actions
     # The thousandth that waits for one wake changes nothing for the others.
@@ -90,6 +92,15 @@ def finish(fleet: Fleet, lease_id: int, ending: Ending, detail: str, now: float)
 def abandon(fleet: Fleet, ticket: int) -> bool:
     """A waiting client left; True when it was still waiting."""
     return door.abandon(fleet, ticket)
+
+
+def held_for(fleet: Fleet, name: str, ticket: int) -> str:
+    """Why the policy holds a waiting request; empty when it waits for a replica."""
+    model = fleet.names.get(name)
+    if model is None and (serving := fleet.serving(name)) is not None:
+        model = serving[0]
+    held = model.held.get(ticket) if model is not None else None
+    return held.reason if held is not None else ""
 
 
 def apply(turn: Turn, event: Event) -> None:
@@ -284,6 +295,8 @@ def next_due(fleet: Fleet) -> float | None:
         first = next(iter(model.waiting.values()), None)
         if first is not None:
             due.append(first.deadline)
+        if model.held:
+            due.append(model.ask_at)
     return min(due, default=None)
 
 

@@ -64,6 +64,8 @@ class ModelView:
     replicas: tuple[str, ...]
     #: Names that its engines answer to and the configuration does not have: adapters.
     adapters: tuple[str, ...] = ()
+    #: How many of those that wait are held until there is room in a KV cache.
+    waiting_for_kv: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def _model_view(model: Model, fleet: Fleet) -> ModelView:
         max_model_len=min((r.max_model_len for r in replicas if r.max_model_len), default=0),
         replicas=tuple(r.name for r in replicas),
         adapters=tuple(name for name in served if name not in fleet.names and fleet.serving(name) is not None),
+        waiting_for_kv=len(model.held),
     )
 
 

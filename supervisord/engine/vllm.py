@@ -9,7 +9,8 @@ The behaviour relied on is vLLM's with VLLM_SERVER_DEV_MODE=1 (tests/engine hold
     POST /wake_up             [?tags=weights&tags=kv_cache]
     POST /collective_rpc      {"method": "reload_weights"}
     POST /reset_prefix_cache
-    GET  /metrics             answered by the API server while the engine core hangs: whether it still got anywhere
+    GET  /metrics             answered by the API server while the engine core hangs: whether it still got anywhere;
+                              and, once per run, how many tokens the KV cache holds
 
 Every request has a connection of its own. vLLM closes a kept one after 5 seconds, and a POST that meets the close fails
 without having been seen, which would look like a failed wake; a probe also learns more from a fresh connection: whether
@@ -31,7 +32,7 @@ import aiohttp
 
 from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe
-from supervisord.engine import fingerprint
+from supervisord.engine import fingerprint, kvcache
 from supervisord.ports import EngineError
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 _ANSWER_LIMIT = 2 * 1024 * 1024
 #: How much of an engine's answer an error text quotes, characters.
 _QUOTE = 300
-#: How long a hung engine's API server may take to tell its counters, seconds. Measured on a busy one: milliseconds.
-_PROGRESS_TIMEOUT = 1.0
+#: How long an engine's API server may take to tell its metrics, seconds. Measured on a busy one: milliseconds.
+_METRICS_TIMEOUT = 1.0
 #: A Unix socket with a full accept queue answers connect with EAGAIN, which asyncio takes for progress until it writes.
 _QUEUE_FULL = frozenset({errno.EAGAIN, errno.ENOTCONN})
 
@@ -111,21 +112,30 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         #: The first name that it was last seen to serve.
         self._model: str | None = None
+        #: What its KV cache holds, tokens (0: not told); None until it was asked since it was last seen not awake.
+        self._kv_tokens: int | None = None
 
     async def probe(self, timeout: float) -> Probe:
         """Look once, within ``timeout`` seconds. Never raises for what the engine does, and never wakes it.
 
-        Where only the engine core is silent, its counters are read too: at most one second more.
+        Its metrics are read too where only the engine core is silent, and once when it is awake: at most one second
+        more.
         """
         look = _Look()
         try:
             async with asyncio.timeout(timeout):
-                return await self._look(look)
+                found = await self._look(look)
         except TimeoutError:
-            hung = look.found(EngineState.HUNG, f"no answer in {timeout:g} s")
+            found = look.found(EngineState.HUNG, f"no answer in {timeout:g} s")
         except _NoAnswer as error:
-            return look.found(error.state, str(error))
-        return replace(hung, progress=await self._progress()) if look.asking == "/is_sleeping" else hung
+            found = look.found(error.state, str(error))
+        if found.state is EngineState.AWAKE:
+            return replace(found, kv_tokens=await self._kv_cache(found.max_model_len))
+        self._kv_tokens = None  # it may be another one when it is back
+        if found.state is EngineState.HUNG and look.asking == "/is_sleeping":
+            metrics = await self._metrics()
+            return replace(found, progress=fingerprint.progress_of(metrics) if metrics is not None else None)
+        return found
 
     async def verify(self, timeout: float) -> Probe:
         """``/is_sleeping`` alone: who answers and what it serves was seen before. Never raises."""
@@ -192,13 +202,20 @@ class VllmEngine:
             return None
         return answer.json() if answer.status == 200 else None
 
-    async def _progress(self) -> int | None:
+    async def _kv_cache(self, max_model_len: int | None) -> int | None:
+        if self._kv_tokens is None:
+            metrics = await self._metrics()
+            if metrics is not None:
+                self._kv_tokens = kvcache.tokens_of(metrics, max_model_len)
+        return self._kv_tokens
+
+    async def _metrics(self) -> str | None:
         try:
-            async with asyncio.timeout(_PROGRESS_TIMEOUT):
+            async with asyncio.timeout(_METRICS_TIMEOUT):
                 answer = await self._request("GET", "/metrics")
         except (TimeoutError, _NoAnswer):
             return None
-        return fingerprint.progress_of(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
     async def close(self) -> None:
         """Close the connections; the engine may be used again afterwards."""

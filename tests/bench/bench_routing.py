@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from baselines import BoundedHash, CacheAware, LeastInFlight, NewTokensTimesLoad, SessionHash
-from seats import Holding
 from virtualfleet import Fleet, Request, Shape
 from workloads import WORKLOADS
 
+from proxy.policies.prefill import Prefill
 from proxy.routing import POLICIES
 from supervisord.simulator.scheduler import CostModel
 
@@ -37,7 +37,7 @@ ENGINE = Shape(CostModel(16_000, 0.012, 0.0008, 3e-10, 0.004), kv_tokens=600_000
 
 EVERY = {
     **POLICIES,
-    "prefill + seats": lambda clock: Holding(clock, ENGINE.kv_tokens),
+    "prefill, all admitted": lambda clock: Prefill(clock, longest_hold=0),
     "least in flight": lambda clock: LeastInFlight(),
     "session hash": lambda clock: SessionHash(),
     "bounded hash": lambda clock: BoundedHash(),
@@ -166,7 +166,8 @@ def plot(results: Sequence[dict], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=list(WORKLOADS))
     parser.add_argument("--policy", action="append", choices=list(EVERY))
     parser.add_argument("--jobs", type=int, default=2)
@@ -179,7 +180,7 @@ def main() -> None:
         results = [result for file in options.read for result in json.loads(file.read_text())]
         seeds = sorted({result["seed"] for result in results})
     else:
-        seeds = list(range(1, options.seeds + 1))
+        seeds = list(range(options.first_seed, options.first_seed + options.seeds))
         jobs = [(w, p, s) for w in workloads for p in options.policy or EVERY for s in seeds]
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
             results = pool.map(run, jobs, chunksize=1)

@@ -7,14 +7,15 @@ again.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proxy.facts import Facts, rolling_keys
-from supervisord.core.admission import Candidate, Choice
+from proxy.facts import Facts
+from supervisord.core.admission import Candidate, Choice, NotYet
 from supervisord.simulator.cache import BlockPool
 from supervisord.simulator.scheduler import CostModel, Scheduler, Seq
 
@@ -38,9 +39,9 @@ class Shape:
 
 
 class AnyPolicy(Protocol):
-    """A routing policy; one that holds answers None."""
+    """A routing policy."""
 
-    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | None: ...
+    def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | NotYet: ...
     def forget(self, facts: Facts, replica: str) -> None: ...
     def first_byte(self, facts: Facts) -> None: ...
     def finished(self, facts: Facts, cached: float | None) -> None: ...
@@ -95,11 +96,21 @@ def block_keys(parts: Sequence[Part], block: int) -> list[int]:
     return keys
 
 
+def prefix_keys(parts: Sequence[Part]) -> tuple[bytes, ...]:
+    """One key per message as in ``proxy.facts``, but the same in every process: the hashing policies depend on them."""
+    state = hashlib.sha256()
+    keys = []
+    for part in parts:
+        state.update(f"{part.name}\0".encode())
+        keys.append(state.digest()[:16])
+    return tuple(keys)
+
+
 def facts_of(request: Request) -> Facts:
     """What the proxy would know of it."""
     if request.kind == "embed":
         return Facts("m", False)
-    keys, _ = rolling_keys([], [part.name for part in request.parts])
+    keys = prefix_keys(request.parts)
     sizes = tuple(itertools.accumulate(part.tokens * BYTES_PER_TOKEN for part in request.parts))
     return Facts("m", True, keys, request.instructions, sizes)
 
@@ -246,12 +257,12 @@ class Fleet:
             self._route(request)
 
     def _route(self, request: Request) -> None:
-        candidates = [Candidate(r.name, r.in_flight, r.generation) for r in self.replicas if r.up]
+        candidates = [Candidate(r.name, r.in_flight, r.generation, r.shape.kv_tokens) for r in self.replicas if r.up]
         if not candidates:
             self._waiting.append(request)
             return
         choice = self.policy.choose(request.facts, candidates)
-        if choice is None:
+        if isinstance(choice, NotYet):
             self._held.append(request)
             if not self._ticking:
                 self._ticking = True

@@ -127,6 +127,24 @@ def slow_replica(fleet: Fleet, rng: random.Random) -> None:
     agents(fleet, rng, FIT)
 
 
+def documents(fleet: Fleet, rng: random.Random) -> None:
+    """Each is asked about once: nobody comes back, so nobody should be held for anybody's sake."""
+    for number in range(100):
+        parts = (Part(f"document {number}", rng.randint(60_000, 110_000)),)
+        request = Request("document", f"document {number}", parts, rng.randint(100, 400))
+        fleet.at(rng.uniform(0, 120), lambda request=request: fleet.send(request))
+
+
+def slow_people(fleet: Fleet, rng: random.Random) -> None:
+    """They do not fit into KV and come back too late for it."""
+    agents(fleet, rng, Agents(40, (80_000, 110_000), 6, pause=60.0, within=60.0))
+
+
+def quick_agents(fleet: Fleet, rng: random.Random) -> None:
+    """They do not fit into KV, hardly pause, and read much."""
+    agents(fleet, rng, Agents(36, (80_000, 110_000), 20, output=(40, 150), pause=1.5, within=10.0))
+
+
 def skewed_system(fleet: Fleet, rng: random.Random) -> None:
     systems = (*[Part("the usual", 20_000)] * 8, Part("another", 20_000), Part("a third", 20_000))
     shape = Agents(40, (21_000, 30_000), 8, pause=3.0, within=10.0, system=systems)
@@ -137,6 +155,9 @@ def skewed_system(fleet: Fleet, rng: random.Random) -> None:
 WORKLOADS: dict[str, tuple[Workload, float]] = {
     "agents that fit": (agents_fit, 1.0),
     "agents over KV": (agents_over, 1.0),
+    "quick agents over KV": (quick_agents, 1.0),
+    "slow people over KV": (slow_people, 1.0),
+    "documents over KV": (documents, 1.0),
     "cold burst": (cold_burst, 1.0),
     "burst over agents": (burst_over_agents, 1.0),
     "mixed": (mixed, 1.0),

@@ -69,6 +69,7 @@ MODEL = ModelView(
     held=False,
     in_flight=3,
     waiting=2,
+    waiting_for_kv=1,
     idle_since=0.0,
     wake_seconds=2.5,
     max_model_len=114_688,

@@ -39,6 +39,7 @@ MODEL_VALUES = {
     "Routing": "adaptive",
     "InFlight": 3,
     "Waiting": 2,
+    "WaitingForKV": 1,
     "IdleSinceUSec": 0,
     "WakeUSec": 2_500_000,
     "MaxModelLen": 114_688,

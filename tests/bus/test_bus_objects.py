@@ -57,6 +57,7 @@ models = st.builds(
     held=st.booleans(),
     in_flight=counts,
     waiting=counts,
+    waiting_for_kv=counts,
     idle_since=seconds,
     wake_seconds=seconds,
     max_model_len=counts,

@@ -128,10 +128,13 @@ class Checks:
         before = self._waiting.get(model.name, 0)
         if len(model.waiting) > max(model.spec.wake.max_waiting, before):
             self._world.fail("11", f"{len(model.waiting)} wait for {model.name}")
+        if not model.held.keys() <= model.waiting.keys():
+            self._world.fail("3", f"{model.held.keys()} are held for {model.name}, and do not wait")
+        self._world.most_held = max(self._world.most_held, len(model.held))
         free = [r for r in model.replicas if r.routable and r.health is Health.OK]
         for replica in free:
-            for waiter in model.waiting.values():
-                if waiter.may_have(replica):
+            for ticket, waiter in model.waiting.items():
+                if ticket not in model.held and waiter.may_have(replica):
                     self._world.fail("liveness", f"a request waits beside {replica.name}")
                     return
 

@@ -28,6 +28,8 @@ class Client:
         self.stream = stream
         #: One for each message of its conversation.
         self.keys: tuple[bytes, ...] = ()
+        #: Those messages have 10 000 tokens each, the first one 30 000.
+        self.long = False
         self.arrived = 0.0
         self.answers: list[str] = []
         #: From a refusal.
@@ -39,9 +41,9 @@ class SimExchange:
 
     def __init__(self, client: Client) -> None:
         self.client, self.model, self.id = client, client.model, "r"
-        self.facts = Facts(
-            client.model, client.stream, client.keys, sizes=tuple(400 * n for n in range(1, len(client.keys) + 1))
-        )
+        first, each = (120_000, 40_000) if client.long else (400, 400)
+        sizes = tuple(first + each * n for n in range(len(client.keys)))
+        self.facts = Facts(client.model, client.stream, client.keys, sizes=sizes)
         self.outcome = Outcome()
         self.only = self.learn = None
 
@@ -104,6 +106,11 @@ class Clients:
     def reconfigure(self, config: Config) -> None:
         if self._policies is not None:
             self._policies.replace(config.models)
+
+    def policy(self, model: str):
+        """The policy that new requests for ``model`` get."""
+        assert self._policies is not None
+        return self._policies.policy(model)
 
     @property
     def count(self) -> int:

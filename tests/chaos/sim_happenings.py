@@ -49,6 +49,8 @@ class Happenings:
                 client = self._client(rng)
                 client.length, client.patience = rng.uniform(100.0, 6000.0), 7200.0
                 self._arrive([client])
+            case "agents":
+                self._agents(item, rng)
             case "command to a replica" | "command to a model":
                 self._command(item, rng)
             case "reload":
@@ -90,6 +92,20 @@ class Happenings:
         return Client(
             name, rng.choice((0.001, 0.05, 1.0)), rng.choice((0.001, 0.1, 2.0, 20.0)), patience, stream=stream
         )
+
+    def _agents(self, item: Item, rng: Random) -> None:
+        """Conversations that send all of it again with every turn, whatever became of the turn before."""
+        prefill = [model.name for model in self._world.config.models if model.routing == "prefill"]
+        one = self._client(rng)
+        one.model = rng.choice(prefill or [one.model])
+        pause = rng.choice((0.5, 3.0, 3.0, 20.0))
+        for number in range(rng.choice((4, 12, 30))):
+            begins = rng.uniform(0.0, 10.0)
+            for turn in range(rng.choice((1, 3, 8))):
+                client = self._like(one, rng)
+                client.long = True
+                client.keys = tuple(f"{item.name} {number} {message}".encode() for message in range(2 * turn + 1))
+                self._world.later(begins + turn * (pause + one.length), self._arrive, [client])
 
     def _like(self, one: Client, rng: Random) -> Client:
         other = Client(one.model, one.first_after * rng.uniform(0.5, 2.0), one.length, one.patience, stream=one.stream)

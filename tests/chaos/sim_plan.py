@@ -81,8 +81,16 @@ def plan(seed: int) -> Plan:
     for number in range(rng.choice((8, 15, 15, 15, 30, 30, 60, 100))):
         at += _gap(rng, config.supervisor.probe_interval)
         items.append(Item(at, f"{number} {rng.random():.6f}", rng.choices(names, shares)[0]))
+    items = sorted([*items, *_agents(seed, at)], key=lambda item: item.at)
     units = [replica.unit for model in config.models for replica in model.replicas]
     return Plan(config, tuple(items), tuple(unit for unit in units if rng.random() < 0.4))
+
+
+def _agents(seed: int, until: float) -> list[Item]:
+    """Long conversations that do not all fit into the KV caches, in half of the histories."""
+    rng = Random(f"agents {seed}")
+    count = rng.choice((0, 0, 1, 2))
+    return [Item(rng.uniform(0.0, until), f"agents {number}", "agents") for number in range(count)]
 
 
 def _gap(rng: Random, interval: float) -> float:

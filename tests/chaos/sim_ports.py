@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PROBE_FAULTS = ("slow", "hung", "refused", "broken", "says awake", "says asleep", "other model")
 REQUEST_FAULTS = ("refused", "reset", "broken", "no descriptors", "slow")
+#: What every KV cache holds: three long conversations at their first turn, and fewer later.
+KV_TOKENS = 100_000
 #: Bytes of GPU memory, awake and asleep.
 AWAKE_BYTES, ASLEEP_BYTES = 30 << 30, 1 << 30
 _STATES = {"refused": EngineState.UNREACHABLE, "broken": EngineState.BROKEN, "other model": EngineState.WRONG_MODEL}
@@ -57,7 +59,8 @@ class EnginePort:
             return await self._too_late(timeout - latency)
         asleep = {"says awake": False, "says asleep": True}.get(fault, engine.asleep)
         state = EngineState.ASLEEP if asleep else EngineState.AWAKE
-        return self._said(Probe(state, "", (unit.replica,), 4096, can_sleep=unit.can_sleep, simulated=True))
+        probe = Probe(state, "", (unit.replica,), 4096, KV_TOKENS, can_sleep=unit.can_sleep, simulated=True)
+        return self._said(probe)
 
     async def verify(self, timeout: float) -> Probe:
         return await self.probe(timeout)

@@ -13,6 +13,7 @@ from sim_happenings import Happenings
 from sim_plan import plan
 from sim_world import Violation, World
 
+from proxy.policies.prefill import Prefill
 from supervisord.control import Verb
 from supervisord.core.idle import Rung, rung_due
 from supervisord.core.replica import OPERATING
@@ -38,6 +39,7 @@ class Result:
     kills: int
     starts: int
     failovers: int
+    most_held: int
     injected: list[tuple[float, str, str]]
     faults: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -100,6 +102,7 @@ def run(seed: int, only: frozenset[str] | None = None, trace: Callable[[str], No
         world.kills,
         world.starts,
         world.failovers,
+        world.most_held,
         choices.injected,
         choices.by_kind,
         world.outcomes,
@@ -211,6 +214,10 @@ def _check_rest(world: World, happenings: Happenings) -> None:
     if world.violation is not None or supervisor is None:
         return
     fleet = supervisor.checks.fleet
+    for model in fleet.models.values():
+        policy = supervisor.clients.policy(model.name)
+        if isinstance(policy, Prefill) and (policy.held or policy.under_way):
+            world.fail("3", f"the policy of {model.name} counts {policy.held} held, {policy.under_way} under way")
     if fleet.leases:
         world.fail("3", f"{len(fleet.leases)} leases are never returned")
     for replica in fleet.replicas.values():

@@ -52,6 +52,8 @@ class World:
         self.steps = 0
         self.jobs_by_verb: Counter[str] = Counter()
         self.kills = self.starts = self.failovers = 0
+        #: Of one model, at the same time, until there was room in a KV cache.
+        self.most_held = 0
         #: Requests by what their senders saw in the end.
         self.outcomes: Counter[str] = Counter()
         #: Operators' commands by how they ended.

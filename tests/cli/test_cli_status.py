@@ -94,6 +94,7 @@ def test_status_json_has_the_documented_shape(vllmctl, supervisor, control):
         "routing": "adaptive",
         "in_flight": 3,
         "waiting": 2,
+        "waiting_for_kv": 0,
         "idle_since": None,
         "wake_seconds": 3.1,
         "max_model_len": 32768,

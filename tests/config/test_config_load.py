@@ -32,6 +32,7 @@ def test_every_table_reaches_the_spec(loaded) -> None:
         [models.chat]
         aliases = ["default", "org/chat"]
         routing = "affinity"
+        admission = "all"
         [models.chat.idle]
         sleep1 = "10min"
         stop = 28800
@@ -61,6 +62,7 @@ def test_every_table_reaches_the_spec(loaded) -> None:
     )
     (chat,) = config.models
     assert (chat.name, chat.aliases, chat.routing) == ("chat", ("default", "org/chat"), "affinity")
+    assert chat.admission == "all"
     assert chat.idle == IdleLadder(sleep1=600.0, sleep2=None, stop=28800.0)
     assert chat.wake == WakeLimits(timeout=90.0, max_waiting=0, canary=False)
     assert chat.replicas == (

@@ -107,6 +107,7 @@ def configs(draw: st.DrawFn) -> Config:
         replicas=tuple(replicas),
         aliases=tuple(draw(st.lists(NAME, max_size=2, unique=True))),
         routing=draw(st.sampled_from(["adaptive", "prefill", "roundrobin", "affinity"])),
+        admission=draw(st.sampled_from(["kv", "all"])),
         idle=idle,
         wake=WakeLimits(draw(SECONDS), draw(st.integers(0, 2**31 - 1)), canary=draw(st.booleans())),
         serve=serve,

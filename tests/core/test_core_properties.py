@@ -13,7 +13,7 @@ from world import Call, CallEngine, EngineState, IdleLadder, Life, Phase, Superv
 
 from supervisord.core import step as core
 from supervisord.core.actions import Persist, ProbeEngine, RunUnitJob, UnitVerb
-from supervisord.core.admission import Ending, Lease, Refuse
+from supervisord.core.admission import Choice, Ending, Lease, NotYet, Refuse
 from supervisord.core.arbitration import fits
 from supervisord.core.events import Configured
 from supervisord.core.replica import OPERATING
@@ -78,8 +78,23 @@ class Histories(RuleBasedStateMachine):
         self.world = CheckedWorld(*MODELS, supervisor=ROOM, running=("a", "c"))
         self.tickets: set[int] = set()
         self.abandoned: set[int] = set()
+        for engine in self.world.engines.values():
+            engine.kv_tokens = 1000
 
     # --- clients ---
+
+    def seat(self, candidates):
+        """A policy for long requests: one at a time, and nobody is held where no KV is known of."""
+        known = any(candidate.kv_tokens for candidate in candidates)
+        if known and any(lease.reason == "seated" and lease.model == "chat" for lease in self.world.open.values()):
+            return NotYet("held for KV", 5.0)
+        return Choice(min(candidates, key=lambda c: (c.in_flight, c.name)).name, "seated")
+
+    @rule(excluded=st.sets(st.sampled_from(NAMES), max_size=1))
+    def a_long_request_arrives(self, excluded):
+        answer = self.world.admit("chat", excluded, choose=self.seat)
+        if isinstance(answer, int):
+            self.tickets.add(answer)
 
     @rule(
         name=st.sampled_from(["chat", "embed", "big"]),
@@ -174,10 +189,18 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_a_replica_that_could_serve(self):
         for m in self.world.fleet.models.values():
-            for waiter in m.waiting.values():
+            for waiter in (w for ticket, w in m.waiting.items() if ticket not in m.held):
                 for r in m.replicas:
                     open_to = r.routable and r.health == "ok" and waiter.may_have(r)
                     assert not open_to, f"{waiter.ticket} waits beside {r.name}"
+
+    @invariant()
+    def who_is_held_waits_and_is_held_for_somebody(self):
+        for m in self.world.fleet.models.values():
+            assert m.held.keys() <= m.waiting.keys()
+            if m.held:
+                assert any(lease.reason == "seated" for lease in self.world.open.values())
+                assert core.next_due(self.world.fleet) <= self.world.now + 1.0
 
     @invariant()
     def queues_are_bounded(self):

@@ -84,6 +84,7 @@ class FakeEngine:
     hangs: bool = False
     tokens: int = 0
     no_route: bool = False
+    kv_tokens: int | None = None
     calls: list[str] = field(default_factory=list)
 
     def start(self):
@@ -106,7 +107,8 @@ class FakeEngine:
         if self.hangs:
             return Probe(EngineState.HUNG, progress=self.tokens)
         state = EngineState.ASLEEP if self.level else EngineState.AWAKE
-        return Probe(state, can_sleep=self.can_sleep, served_names=("chat",), max_model_len=4096)
+        kv_tokens = self.kv_tokens if state is EngineState.AWAKE else None
+        return Probe(state, can_sleep=self.can_sleep, served_names=("chat",), max_model_len=4096, kv_tokens=kv_tokens)
 
     def call(self, action: CallEngine) -> str:
         self.calls.append(f"{action.call} {action.level or ''}{','.join(action.tags)}".strip())
@@ -183,10 +185,10 @@ class World:
     def on_lease(self, lease: Lease) -> None:
         """For checks in subclasses."""
 
-    def admit(self, name="chat", exclude=frozenset(), only=None):
+    def admit(self, name="chat", exclude=frozenset(), only=None, choose=spread):
         """A lease, a refusal, or a ticket."""
         wanted = None if only is None else frozenset(only)
-        answer, actions = core.admit(self.fleet, name, spread, frozenset(exclude), self.now, wanted)
+        answer, actions = core.admit(self.fleet, name, choose, frozenset(exclude), self.now, wanted)
         if isinstance(answer, Lease):
             self.open[answer.id] = answer
             self.on_lease(answer)

@@ -162,10 +162,9 @@ def test_progress_that_is_not_told_is_none(page: str) -> None:
     assert progress_of(page) is None
 
 
-async def test_the_counters_of_a_hung_core_are_read_and_only_then(vllm: Fake, engine: VllmEngine) -> None:
+async def test_the_counters_of_a_hung_core_are_told_and_only_then(vllm: Fake, engine: VllmEngine) -> None:
     vllm.faults["/metrics"] = (200, PAGE)
     assert (await engine.probe(LONG)).progress is None
-    assert "GET /metrics" not in vllm.asked
     vllm.late.add("/is_sleeping")
     probe = await engine.probe(LONG)
     assert (probe.state, probe.progress) == (EngineState.HUNG, 3070)

@@ -11,21 +11,69 @@ from typing import Any
 import pytest
 
 from supervisord.core.readings import EngineState, Probe
+from supervisord.engine.kvcache import tokens_of
 from supervisord.engine.vllm import VllmEngine
 from supervisord.ports import EngineError
 
 LONG = 30.0
+KV_PAGE = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="4000"} 1.0\n'
 Fake = Any  # conftest's FakeVllm
 
 
 async def test_an_awake_engine_tells_its_names_and_context(vllm: Fake, engine: VllmEngine) -> None:
-    expected = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, adapters=("adapter",))
+    expected = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, kv_tokens=0, adapters=("adapter",))
     assert await engine.probe(LONG) == expected
 
 
 async def test_a_probe_only_reads(vllm: Fake, engine: VllmEngine) -> None:
     await engine.probe(LONG)
-    assert vllm.asked == ["GET /health", "GET /v1/models", "GET /is_sleeping"]
+    assert vllm.asked == ["GET /health", "GET /v1/models", "GET /is_sleeping", "GET /metrics"]
+
+
+async def test_the_kv_cache_is_asked_for_once_and_again_when_the_engine_was_away(
+    vllm: Fake, engine: VllmEngine
+) -> None:
+    vllm.faults["/metrics"] = (200, KV_PAGE)
+    assert [(await engine.probe(LONG)).kv_tokens for _ in range(3)] == [64_000] * 3
+    assert vllm.asked.count("GET /metrics") == 1
+    await engine.sleep(1, LONG)
+    assert (await engine.probe(LONG)).kv_tokens is None
+    await engine.wake_up((), LONG)
+    vllm.faults["/metrics"] = (200, KV_PAGE.replace("4000", "5000"))
+    assert (await engine.probe(LONG)).kv_tokens == 80_000
+
+
+async def test_metrics_that_do_not_come_are_no_fault_of_the_engines_and_asked_for_again(
+    vllm: Fake, engine: VllmEngine
+) -> None:
+    vllm.late.add("/metrics")
+    probe = await engine.probe(LONG)
+    assert (probe.state, probe.kv_tokens) == (EngineState.AWAKE, None)
+    vllm.late.clear()
+    vllm.faults["/metrics"] = (200, KV_PAGE)
+    assert (await engine.probe(LONG)).kv_tokens == 64_000
+
+
+@pytest.mark.parametrize(
+    ("labels", "max_model_len", "tokens"),
+    [
+        ('block_size="16",num_gpu_blocks="4000",num_gpu_blocks_override="None"', 32_768, 64_000),
+        ('mamba_block_size="1024",block_size="16",num_gpu_blocks="4000"', 32_768, 64_000),
+        # Blocks that layers of several kinds share: the product is no count of tokens.
+        ('block_size="8",num_gpu_blocks="320"', 32_768, 0),
+        ('block_size="8",kv_cache_size_tokens="463459",num_gpu_blocks="320"', 262_144, 463_459),
+        ('block_size="16",num_gpu_blocks="None"', 32_768, 0),
+        ('block_size="16",num_gpu_blocks="None",kv_cache_size_tokens="None"', None, 0),
+    ],
+)
+def test_what_a_kv_cache_holds_is_read_from_its_labels(labels: str, max_model_len: int | None, tokens: int) -> None:
+    assert tokens_of(f'# TYPE x gauge\nvllm:cache_config_info{{{labels},engine="0"}} 1.0\n', max_model_len) == tokens
+
+
+def test_the_caches_of_several_engine_cores_are_added() -> None:
+    two = KV_PAGE + KV_PAGE.replace('engine="0"', 'engine="1"')
+    assert tokens_of(two, 32_768) == 128_000
+    assert tokens_of("", 32_768) == 0
 
 
 async def test_the_end_of_a_sequence_asks_the_core_and_nothing_else(vllm: Fake, engine: VllmEngine) -> None:
@@ -260,7 +308,7 @@ async def test_a_call_is_sent_once_even_when_the_connection_dies(vllm: Fake, eng
 async def test_no_connection_is_kept_for_the_engine_to_close(vllm: Fake, engine: VllmEngine) -> None:
     await engine.probe(LONG)
     await engine.sleep(1, LONG)
-    assert len(vllm.connections) == 4
+    assert len(vllm.connections) == 5
 
 
 async def test_a_hung_call_does_not_delay_a_probe(vllm: Fake, engine: VllmEngine) -> None:

@@ -36,7 +36,7 @@ async def client(simulator: Simulator) -> AsyncIterator[VllmEngine]:
 
 
 async def test_it_says_that_it_is_simulated(client: VllmEngine) -> None:
-    assert await client.probe(LONG) == Probe(EngineState.AWAKE, "", ("tiny",), 4096, simulated=True)
+    assert await client.probe(LONG) == Probe(EngineState.AWAKE, "", ("tiny",), 4096, kv_tokens=4096, simulated=True)
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -18,6 +18,7 @@ from supervisord.core.admission import (
     Ending,
     Lease,
     ListedModel,
+    NotYet,
     RefusalCode,
     Refuse,
     Running,
@@ -73,11 +74,12 @@ class FakeAdmission:
         if model not in ("m", "alias", *self.adapters):
             return Refuse(RefusalCode.MODEL_NOT_FOUND, f"The model `{model}` does not exist.")
         lease = self._grant(choose, exclude)
-        if lease is not None:
+        if isinstance(lease, Lease):
             return lease
-        if not self.asleep - exclude:
+        if lease is None and not self.asleep - exclude:
             return Refuse(RefusalCode.NO_LIVE_REPLICA, "no replica of m answers", 7.2)
-        wait = Wait(next(self._ids), asyncio.get_running_loop().create_future())
+        reason = lease.reason if lease is not None else ""
+        wait = Wait(next(self._ids), asyncio.get_running_loop().create_future(), reason)
         self.waiting[wait.ticket] = (wait, choose, exclude)
         return wait
 
@@ -85,6 +87,7 @@ class FakeAdmission:
         assert self.open.pop(lease.id, None) is lease, f"lease {lease.id} returned twice"
         self.finished.append((lease.replica, ending, detail))
         self.changed.set()
+        self._ask_again()
 
     def abandon(self, wait: Wait) -> None:
         self.abandoned += 1
@@ -103,9 +106,12 @@ class FakeAdmission:
     def wake(self, name: str) -> None:
         """The replica is ready: everybody who waits gets a lease."""
         self.asleep.discard(name)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
         for ticket, (wait, choose, exclude) in list(self.waiting.items()):
             lease = self._grant(choose, exclude)
-            if lease is not None:
+            if isinstance(lease, Lease):
                 del self.waiting[ticket]
                 wait.outcome.set_result(lease)
 
@@ -119,7 +125,7 @@ class FakeAdmission:
     def endings(self) -> list[tuple[str, Ending]]:
         return [(replica, ending) for replica, ending, _ in self.finished]
 
-    def _grant(self, choose: Chooser, exclude: frozenset[str]) -> Lease | None:
+    def _grant(self, choose: Chooser, exclude: frozenset[str]) -> Lease | NotYet | None:
         in_flight = [lease.replica for lease in self.open.values()]
         gone = self.asleep | (exclude - self.restarts)
         names = [name for name in self.endpoints if name not in gone]
@@ -129,6 +135,8 @@ class FakeAdmission:
         if not names:
             return None
         choice = choose([Candidate(name, in_flight.count(name), 0) for name in names])
+        if isinstance(choice, NotYet):
+            return choice
         lease = Lease(
             next(self._ids), "m", choice.replica, self.endpoints[choice.replica], self.served_names, choice.reason
         )

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.facts import Facts
+from proxy.facts import BLOCK, MOST_BLOCKS, Facts
 from proxy.request import read_json
 from proxy.routes import Prompt
 
@@ -97,6 +99,47 @@ def test_a_completion_is_one_message():
     assert facts(Prompt.COMPLETION, prompt="once").turns == 1
     assert facts(Prompt.COMPLETION, prompt=["a", "b"]).turns == 1
     assert facts(Prompt.COMPLETION, prompt="once").keys != facts(Prompt.COMPLETION, prompt="twice").keys
+
+
+TEXT = 'He said "yes"\n and then \u00fcber \U0001f600 \\ ' * 500
+
+
+@given(st.integers(2 * BLOCK, 6 * BLOCK), st.integers(0, 6 * BLOCK))
+def test_a_raw_prompt_that_grew_begins_with_the_keys_of_what_it_was(length, more):
+    before = facts(Prompt.COMPLETION, prompt=TEXT[:length], stream=True)
+    after = facts(Prompt.COMPLETION, prompt=TEXT[: length + more], stream=True)
+    assert after.keys[: before.turns] == before.keys
+    assert after.sizes[: before.turns] == before.sizes
+    assert not after.messages
+
+
+def test_a_prompt_of_tokens_that_grew_is_found_again_too():
+    tokens = list(range(1000, 5000))
+    before = facts(Prompt.COMPLETION, prompt=tokens)
+    after = facts(Prompt.COMPLETION, prompt=[*tokens, *range(3000)])
+    assert before.turns > 10
+    assert after.keys[: before.turns] == before.keys
+    assert after.turns > before.turns
+
+
+def test_another_raw_prompt_has_other_keys_from_where_it_differs():
+    text = "the same " * 1000
+    one, other = facts(Prompt.COMPLETION, prompt=text), facts(Prompt.COMPLETION, prompt=text[:5000] + "!" + text[5000:])
+    common = [a == b for a, b in zip(one.keys, other.keys, strict=False)]
+    assert common == [True] * (5000 // BLOCK) + [False] * (len(common) - 5000 // BLOCK)
+    salted = facts(Prompt.COMPLETION, prompt=text, cache_salt="mine")
+    assert salted.keys[0] != one.keys[0]
+
+
+def test_the_keys_of_a_raw_prompt_are_bounded_and_cover_all_of_it():
+    long = facts(Prompt.COMPLETION, prompt="x" * (MOST_BLOCKS + 500) * BLOCK)
+    assert long.turns == MOST_BLOCKS
+    assert long.sizes[-1] == (MOST_BLOCKS + 500) * BLOCK
+
+
+def test_a_raw_prompt_has_no_opening_but_itself():
+    prompt = facts(Prompt.COMPLETION, prompt="x" * 5 * BLOCK)
+    assert prompt.opening == prompt.whole
 
 
 def test_the_opening_is_the_instructions_and_the_first_message_after_them():

@@ -15,7 +15,7 @@ class Recorder:
     """Takes turns and writes down what it is told."""
 
     def __init__(self):
-        self.turns, self.told = Counter(), []
+        self.turns, self.told, self.over = Counter(), [], []
 
     def choose(self, facts, candidates):
         name = self.turns.next(candidates).name
@@ -28,8 +28,10 @@ class Recorder:
     def first_byte(self, facts):
         self.told.append("first byte")
 
-    def finished(self, facts, cached):
-        self.told.append(f"over {cached}")
+    def finished(self, facts, cached, tokens=None):
+        if not any(facts is other for other in self.over):  # the first call counts
+            self.over.append(facts)
+            self.told.append(f"over {cached}")
 
 
 @pytest.fixture

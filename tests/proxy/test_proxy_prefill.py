@@ -1,5 +1,6 @@
 """``prefill``: where the first token is predicted soonest, at home unless that costs too much, and nothing leaks."""
 
+import json
 from collections import Counter as Tally
 
 import pytest
@@ -11,6 +12,8 @@ from proxy.policies.held import Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.prefill import Prefill
 from proxy.policies.timing import PrefillTime, Sample, Speed
+from proxy.request import read_json
+from proxy.routes import Prompt
 from proxy.usage import usage_of
 from supervisord.core.admission import Candidate, Placement
 
@@ -94,6 +97,26 @@ def test_conversations_behind_one_system_prompt_spread_and_then_stay(policy, tim
     for turn in range(1, 6):
         for n in reversed(range(6)):
             assert serve(policy, time, agent(n, turn), replicas()) == homes[n]
+
+
+def raw(text: str) -> Facts:
+    """A request of ``/v1/completions``."""
+    return read_json(json.dumps({"model": "m", "prompt": text, "stream": True}).encode(), Prompt.COMPLETION).facts
+
+
+def test_raw_prompts_that_grow_stay_where_they_are(policy, time):
+    texts = {n: f"You are an agent.\nTask {n}: " + f"{n} words and more words. " * 4000 for n in range(4)}
+    homes = {n: policy.choose(raw(text), replicas()).replica for n, text in texts.items()}
+    assert Tally(homes.values()) == {"a": 2, "b": 2}
+    time.now += 100
+    for turn in range(4):
+        for n in reversed(range(4)):
+            texts[n] += f"\nTool {turn}: " + "a result " * 300
+            facts = raw(texts[n])
+            choice = policy.choose(facts, replicas())
+            assert choice.reason.startswith(f"continuation of {homes[n]}, stays")
+            time.now += 1
+            policy.finished(facts, None)
 
 
 def test_a_small_chat_does_not_queue_behind_a_long_prefill(policy):

@@ -135,6 +135,15 @@ def test_a_replica_that_failed_the_request_does_not_own_it():
         assert policy.choose(chat("q", "a", "q2"), AB).replica == other
 
 
+def test_a_burst_of_raw_prompts_with_one_long_beginning_is_spread():
+    def prompt(length: int) -> Facts:  # a key for every block
+        keys, sizes = rolling_keys([], ["x"] * length)
+        return Facts("m", True, keys, 0, sizes, messages=False)
+
+    policy = Adaptive()
+    assert Tally(policy.choose(prompt(50 + n % 3), AB).replica for n in range(16)) == {"a": 8, "b": 8}
+
+
 def test_an_owner_that_may_not_be_chosen_is_passed_over():
     policy = Adaptive()
     home = policy.choose(chat("q"), AB).replica

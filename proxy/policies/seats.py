@@ -1,0 +1,256 @@
+"""Room for long conversations: how many may be live on a replica before they push each other out of its cache.
+
+When the live contexts of a replica are more than its KV cache holds, every turn of every one of them is computed anew
+and all are slow. So a long conversation takes a seat on its replica and keeps it between its turns, and one that finds
+no room waits, first come, first served, until a seat is given up:
+
+- by one that was silent for longer than its cache is worth keeping (pauses.py: learned; none where conversations come
+  back late or never, and then nobody is held);
+- by one that does not fit any more because those that sat down before it have grown;
+- or until it has waited for ``longest_hold``, and then it goes where it costs least.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from proxy.facts import Facts
+from proxy.policies.held import Held
+from proxy.policies.pauses import LONGEST, Pauses
+from supervisord.core.admission import Candidate, NotYet
+
+#: Prompts of fewer tokens need no seat.
+LONG = 20_000
+#: The share of a cache up to which seats are given (conversations grow, and small requests pass through), and up to
+#: which those who sit may grow.
+SHARE, FULL = 0.85, 1.0
+#: Seconds after which one that is held goes all the same, at most.
+LONGEST_HOLD = 120.0
+#: Seconds after which a conversation that is silent is forgotten, and how often that is looked for.
+FORGOTTEN, SWEEP = 300.0, 1.0
+#: Seconds between two that are let in, before it was seen.
+_USUAL_INTERVAL = 30.0
+_INTERVALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One replica, for one request."""
+
+    name: str
+    held: Held
+    #: Tokens that its cache holds; None: not known, so there is always room.
+    kv_tokens: int | None
+    #: Tokens of the request that it does not have.
+    new: float
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """One long conversation, and the replica that it was on last."""
+
+    key: bytes
+    held: Held
+    #: What it takes of the cache, beyond what it shares.
+    tokens: float
+    #: The end of its last turn, and the seconds that its whole prefill takes.
+    last: float
+    prefill: float
+    #: Grows with every conversation that sits down.
+    number: int = 0
+    turns: int = 0
+    in_flight: int = 0
+    seated: bool = False
+    #: Its last turn is over, and whether it comes back is not known yet.
+    pausing: bool = False
+
+
+class Seats:
+    """All long conversations of one model; nobody is held for more than ``longest_hold`` seconds."""
+
+    def __init__(self, longest_hold: float = LONGEST_HOLD) -> None:
+        self._longest_hold = longest_hold
+        self._all: dict[bytes, Seat] = {}
+        #: Those that sit, by the cache that they are in; and those whose request is under way.
+        self._rows: dict[Held, dict[Seat, None]] = {}
+        self._taken: dict[int, Seat] = {}
+        #: Who is held, and since when, in the order in which they came. Facts keep their identity from being reused.
+        self._queue: dict[int, tuple[Facts, float]] = {}
+        #: What becomes of a conversation after its first turn and after later ones: many have only one.
+        self._first, self._later = Pauses(), Pauses()
+        self._let_in: deque[float] = deque(maxlen=_INTERVALS)
+        self._swept = -math.inf
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        """Conversations that sit."""
+        return sum(len(row) for row in self._rows.values())
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for a seat."""
+        return len(self._queue)
+
+    def concern(self, facts: Facts, candidates: Sequence[Candidate]) -> bool:
+        """Whether seats have anything to do with a long request: not where no KV is known, unless it is held."""
+        return id(facts) in self._queue or any(candidate.kv_tokens for candidate in candidates)
+
+    def waited(self, facts: Facts, now: float) -> float:
+        """How long this request has been held."""
+        entry = self._queue.get(id(facts))
+        return now - entry[1] if entry is not None else 0.0
+
+    def ask(self, facts: Facts, places: Sequence[Place], now: float) -> Sequence[Place] | NotYet:
+        """Where a long request may go now: home, where there is room, or nowhere yet."""
+        self._sweep(now)
+        seat = self._seat_of(facts)
+        if seat is not None and seat.pausing:
+            seat.pausing = False
+            self._pauses(seat).add(now - seat.last)
+        if seat is not None and seat.seated:
+            home = [place for place in places if place.held is seat.held]
+            if home and (seat.in_flight or self._still_fits(seat, home[0].kv_tokens)):
+                return [place for place in places if place is home[0] or self._has_free_room(place)]
+            self._rise(seat)
+        boundless = [place for place in places if place.kv_tokens is None]
+        if boundless:
+            return boundless
+        since = self._queue.setdefault(id(facts), (facts, now))[1]
+        if now - since >= self._longest_hold:
+            return places
+        if next(iter(self._queue)) == id(facts):
+            free = [place for place in places if self._has_room(place, now)]
+            if free:
+                return free
+        return self._not_yet(facts)
+
+    def take(self, facts: Facts, place: Place, length: float, prefill: float, now: float) -> None:
+        """The request goes to ``place``. ``prefill``: the seconds that all of its ``length`` tokens take."""
+        if self._queue.pop(id(facts), None) is not None:
+            self._let_in.append(now)
+        assert facts.whole is not None
+        seat = self._seat_of(facts)
+        if seat is None:
+            seat = Seat(facts.whole, place.held, place.new, now, prefill)
+            self._sit(seat)
+        else:
+            self._forget(seat, rise=False)
+            if seat.seated and seat.held is place.held:
+                seat.tokens += max(0.0, min(place.new, length - seat.tokens))
+            else:
+                self._rise(seat)
+                seat.tokens = place.new if seat.held is not place.held else max(seat.tokens, place.new)
+                seat.held = place.held
+                self._sit(seat)
+        seat.key, seat.prefill = facts.whole, prefill
+        seat.turns += 1
+        seat.in_flight += 1
+        seat.pausing = False
+        self._all[seat.key] = seat
+        self._taken[id(facts)] = seat
+
+    def left(self, facts: Facts, now: float, *, scale: float = 1.0, retried: bool = False) -> None:
+        """The request is over, or held no longer; ``retried``: it failed there and is about to be tried elsewhere.
+
+        ``scale``: how many tokens it had for each that was taken for one.
+        """
+        self._queue.pop(id(facts), None)
+        seat = self._taken.pop(id(facts), None)
+        if seat is not None:
+            seat.in_flight -= 1
+            seat.last, seat.pausing = now, not (seat.in_flight or retried)
+            seat.tokens *= scale
+
+    def _seat_of(self, facts: Facts) -> Seat | None:
+        """That of the conversation that this request goes on, or asks again."""
+        if not self._all:
+            return None
+        for key in reversed(facts.keys[facts.instructions :]):
+            seat = self._all.get(key)
+            if seat is not None:
+                return seat
+        return None
+
+    def _pauses(self, seat: Seat) -> Pauses:
+        return self._first if seat.turns <= 1 else self._later
+
+    def _on(self, held: Held) -> Collection[Seat]:
+        return self._rows.get(held, {})
+
+    def _sit(self, seat: Seat) -> None:
+        seat.seated, seat.number = True, next(self._numbers)
+        self._rows.setdefault(seat.held, {})[seat] = None
+
+    def _rise(self, seat: Seat) -> None:
+        if seat.seated:
+            seat.seated = False
+            row = self._rows[seat.held]
+            del row[seat]
+            if not row:
+                del self._rows[seat.held]
+
+    def _still_fits(self, seat: Seat, kv_tokens: int | None) -> bool:
+        """With those that sat down before it; the first always does."""
+        before = (other for other in self._on(seat.held) if other.number < seat.number)
+        used = sum(other.tokens for other in before)
+        return not used or kv_tokens is None or used + seat.tokens <= FULL * kv_tokens
+
+    def _is_kept(self, seat: Seat, now: float) -> bool:
+        patience = self._pauses(seat).patience(seat.prefill)
+        return patience > 0 if seat.in_flight else now - seat.last < patience
+
+    def _has_free_room(self, place: Place) -> bool:
+        """Whether a conversation can move there without anybody making room."""
+        used = sum([seat.tokens for seat in self._on(place.held)])
+        return place.kv_tokens is None or used + place.new <= SHARE * place.kv_tokens
+
+    def _has_room(self, place: Place, now: float) -> bool:
+        """Whether the request fits; those who are silent for too long make room.
+
+        Where nobody's cache is worth keeping, everybody does: the engine's own queue is as good as this one.
+        """
+        if place.kv_tokens is None:
+            return True
+        seats = self._on(place.held)
+        kept = [seat for seat in seats if self._is_kept(seat, now)]
+        leaving = [seat for seat in seats if not seat.in_flight and seat not in kept]
+        used = sum(seat.tokens for seat in seats)
+        leaving.sort(key=lambda seat: (seat.last, seat.number))
+        for at, seat in enumerate(leaving):
+            if used + place.new <= SHARE * place.kv_tokens:
+                leaving = leaving[:at]
+                break
+            used -= seat.tokens
+        if kept and used + place.new > SHARE * place.kv_tokens:
+            return False
+        for seat in leaving:
+            self._rise(seat)
+        return True
+
+    def _not_yet(self, facts: Facts) -> NotYet:
+        at = list(self._queue).index(id(facts)) + 1
+        times = self._let_in
+        interval = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else _USUAL_INTERVAL
+        reason = f"held for KV: {len(self)} long conversations have their seats, this is number {at} of those who wait"
+        return NotYet(reason, at * interval)
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept < SWEEP:
+            return
+        self._swept = now
+        for seat in [seat for seat in self._all.values() if not seat.in_flight]:
+            if seat.pausing and now - seat.last > LONGEST:
+                seat.pausing = False
+                self._pauses(seat).add(math.inf)
+            if now - seat.last > FORGOTTEN:
+                self._forget(seat, rise=True)
+
+    def _forget(self, seat: Seat, *, rise: bool) -> None:
+        if self._all.get(seat.key) is seat:
+            del self._all[seat.key]
+        if rise:
+            self._rise(seat)
