@@ -86,6 +86,8 @@ def summary(done: Sequence[Request]) -> dict[str, object]:
         "makespan": max(request.done for request in done),
         "mean_ttft": statistics.mean(request.ttft for request in done),
         "ttft": {kind: percentiles(values) for kind, values in by_kind.items()},
+        "worst_mean": max(means),
+        "longest": max(request.ttft for request in done),
         "fairness": sum(means) ** 2 / (len(means) * sum(mean**2 for mean in means)),
         "errors": sum(request.errors for request in done),
     }
@@ -121,6 +123,8 @@ def table(workload: str, results: Sequence[dict]) -> None:
     print(f"\n### {workload}\n")
     heads = ["policy", f"makespan ({best_span:.0f} s)", f"mean TTFT ({best_ttft:.2f} s)"]
     heads += [f"{kind} p50 / p95 / p99 s" for kind in kinds] + ["hits", "fairness", "errors"]
+    unluckiest = all("longest" in result for results_of in rows.values() for result in results_of)
+    heads += ["unluckiest session's mean / longest s"] * unluckiest
     print("| " + " | ".join(heads) + " |")
     print("|" + "---|" * len(heads))
     for policy in sorted(rows, key=lambda policy: mean(policy, "mean_ttft")):
@@ -131,7 +135,10 @@ def table(workload: str, results: Sequence[dict]) -> None:
         ]
         cells += [" / ".join(f"{mean(policy, 'ttft', kind, at):.2f}" for at in range(3)) for kind in kinds]
         cells += [f"{100 * mean(policy, 'hit_rate'):.0f}%", f"{mean(policy, 'fairness'):.2f}"]
-        print("| " + " | ".join([*cells, f"{mean(policy, 'errors'):.1f}"]) + " |")
+        cells.append(f"{mean(policy, 'errors'):.1f}")
+        if unluckiest:
+            cells.append(f"{mean(policy, 'worst_mean'):.1f} / {mean(policy, 'longest'):.1f}")
+        print("| " + " | ".join(cells) + " |")
 
 
 def plot(results: Sequence[dict], folder: Path) -> None:

@@ -36,8 +36,8 @@ CONTRACT = {
     ),
     names.MODEL_INTERFACE: (
         {"Sleep": ("u", ""), "Wake": ("", ""), "Start": ("", ""), "Stop": ("", ""), "Restart": ("", "")},
-        "Name s, Aliases as, State s, Held b, Routing s, InFlight u, Waiting u, IdleSinceUSec t, WakeUSec t,"
-        " MaxModelLen u, Replicas ao",
+        "Name s, Aliases as, State s, Held b, Routing s, InFlight u, Waiting u, WaitingForKV u, IdleSinceUSec t,"
+        " WakeUSec t, MaxModelLen u, Replicas ao",
         {},
     ),
     names.REPLICA_INTERFACE: (

@@ -37,7 +37,7 @@ class OneAtATime:
 @pytest.fixture
 def policy(rig, monkeypatch):
     policy = OneAtATime()
-    monkeypatch.setattr(rig.proxy._policies, "policy", lambda model: policy)
+    monkeypatch.setattr(rig.proxy._policies, "policy", lambda model, asked: policy)
     return policy
 
 
