@@ -369,6 +369,32 @@ def test_the_longest_prefix_held_is_the_longest_common_one(stored, asked):
     assert held.longest(prompt(*((str(n), 10) for n in asked)))[0] == common * 10 * TOKENS
 
 
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.floats(0, 5000)), min_size=1, max_size=20
+    ),
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.integers(-1, 11),
+)
+def test_a_hint_changes_where_is_looked_first_and_not_what_is_found(stored, asked, hint):
+    held = Held(0)
+    for messages, new in stored:
+        held.add(prompt(*((str(n), 10) for n in messages)), new)
+    facts = prompt(*((str(n), 10) for n in asked))
+    assert held.longest(facts, min(hint, len(asked) - 1)) == held.longest(facts)
+
+
+def test_the_beginning_of_a_conversation_does_not_age_while_it_goes_on():
+    """Another that branches off from it late finds it, although its first messages were put long ago."""
+    held = Held(0, holds=10_000.0)
+    messages = [("start", 100)]
+    for n in range(60):
+        messages = [*messages, (f"m{n}", 100)]
+        held.add(prompt(*messages), 400.0)
+    branch = prompt(*messages[:30], ("other", 100))
+    assert held.longest(branch)[0] == 30 * 100 * TOKENS
+
+
 @pytest.mark.parametrize(
     ("answer", "share"),
     [

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from proxy.facts import Facts, rolling_keys
 from proxy.policies.classic import Adaptive, Affinity, Owners, RoundRobin
+from proxy.policies.prefill import Prefill
 from proxy.routing import POLICIES, PolicyBook
-from supervisord.core.admission import Candidate, Placement, RefusalCode
+from supervisord.core.admission import Candidate, Choice, Placement, RefusalCode
 from supervisord.core.spec import ModelSpec, ReplicaSpec
 
 
@@ -71,6 +72,71 @@ def test_replicas_that_come_and_go_never_raise_and_never_get_a_wrong_name_chosen
         assert choice.reason
         if failed is not None:
             policy.forget(facts, failed)
+
+
+LENGTHS = st.sampled_from([100, 4_000, 120_000, 400_000])
+CALLS = st.tuples(
+    CANDIDATES,
+    st.lists(st.sampled_from("xyz"), max_size=4),
+    LENGTHS,
+    st.sampled_from(["answer", "fail", "leave", "go on"]),
+    st.sampled_from([0.0, 0.3, 5.0, 200.0]),
+)
+
+
+def play(name, calls, order):
+    """Everything that can be done to a policy, with candidates in the order that ``order`` gives them."""
+    now = [0.0]
+    policy = POLICIES[name](lambda: now[0])
+    said, under_way = [], []
+    for candidates, messages, length, ending, seconds in calls:
+        now[0] += seconds
+        keys, sizes = rolling_keys([], messages)
+        facts = Facts("m", True, keys, 0, tuple(length * n for n in range(1, len(sizes) + 1)))
+        told = order([candidate._replace(kv_tokens=250_000) for candidate in candidates])
+        answer = policy.choose(facts, told)
+        said.append(answer)
+        under_way.append(facts)
+        if ending == "go on":
+            continue
+        if ending == "fail" and isinstance(answer, Choice):
+            policy.forget(facts, answer.replica)
+        if ending == "answer" and isinstance(answer, Choice):
+            policy.first_byte(facts)
+        policy.finished(under_way.pop(), 0.5 if ending == "answer" else None, 1000)
+    for facts in under_way:
+        policy.finished(facts, None)
+    return said, policy
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@given(calls=st.lists(CALLS, max_size=40), random=st.randoms())
+def test_the_same_calls_give_the_same_answers_in_whatever_order_replicas_are_named(name, calls, random):
+    def shuffled(candidates):
+        random.shuffle(candidates)
+        return candidates
+
+    said, policy = play(name, calls, list)
+    assert said == play(name, calls, list)[0] == play(name, calls, shuffled)[0]
+    if isinstance(policy, Prefill):
+        assert (policy.held, policy.under_way) == (0, 0)
+        assert {policy.pending_seconds(replica) for replica in "abcde"} == {0.0}
+
+
+@pytest.mark.parametrize("name", ["prefill", "adaptive", "roundrobin"])
+@given(order=st.lists(st.permutations("abc"), min_size=1, max_size=3), length=LENGTHS)
+def test_no_replica_starves_of_new_conversations_while_all_are_alike(name, order, length):
+    now = [0.0]
+    policy, served = POLICIES[name](lambda: now[0]), Tally()
+    for number in range(30):
+        facts = Facts("m", True, (f"{number}".encode(),), 0, (length,))
+        choice = policy.choose(facts, replicas(*order[number % len(order)]))
+        served[choice.replica] += 1
+        now[0] += 60.0
+        policy.first_byte(facts)
+        policy.finished(facts, None)
+    assert set(served) == set("abc")
+    assert max(served.values()) - min(served.values()) <= 10
 
 
 # adaptive
