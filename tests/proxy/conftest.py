@@ -100,6 +100,12 @@ def no_open_files_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def gate() -> asyncio.Event:
+    """Opens when a test says so: see ``proxyrig.streaming``."""
+    return asyncio.Event()
+
+
+@pytest.fixture
 def heads_at_once(monkeypatch):
     """Heads of streams go out before their first event: for tests of what happens in between."""
     monkeypatch.setattr("proxy.relay.HEAD_HELD", 0.0)

@@ -253,6 +253,17 @@ async def answer_ok(request: Message, connection: Connection) -> None:
     await connection.send(reply_bytes(b'{"ok":true}'))
 
 
+def streaming(gate: asyncio.Event) -> Behaviour:
+    """One event of a stream at once, its end when ``gate`` opens."""
+
+    async def stream(request: Message, connection: Connection) -> None:
+        await connection.send(event_stream_head() + chunk(b"data: 1\n\n"))
+        await gate.wait()
+        await connection.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    return stream
+
+
 class Engine:
     """An engine at the byte level: reads whole requests, then does what ``behaviour`` says."""
 

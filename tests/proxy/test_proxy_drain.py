@@ -5,24 +5,10 @@ import json
 import socket
 
 import pytest
-from proxyrig import CHAT, MODEL, STREAM, chunk, event_stream_head, reply_bytes, request_bytes
+from proxyrig import CHAT, MODEL, STREAM, chunk, event_stream_head, reply_bytes, request_bytes, streaming
 
 from supervisord.core.admission import Ending, RefusalCode, Refuse
 from supervisord.core.spec import ModelSpec
-
-
-@pytest.fixture
-def gate():
-    return asyncio.Event()
-
-
-def streaming(gate):
-    async def stream(request, connection):
-        await connection.send(event_stream_head() + chunk(b"data: 1\n\n"))
-        await gate.wait()
-        await connection.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-
-    return stream
 
 
 async def test_drain_waits_for_what_is_in_flight(rig, gate):

@@ -4,24 +4,10 @@ import asyncio
 import json
 
 import pytest
-from proxyrig import STREAM, chunk, event_stream_head, request_bytes
+from proxyrig import STREAM, chunk, event_stream_head, request_bytes, streaming
 from tlsrig import FIRST
 
 from supervisord.core.admission import Ending
-
-
-@pytest.fixture
-def gate():
-    return asyncio.Event()
-
-
-def streaming(gate):
-    async def stream(request, connection):
-        await connection.send(event_stream_head() + chunk(b"data: 1\n\n"))
-        await gate.wait()
-        await connection.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-
-    return stream
 
 
 async def begun(client, data, until):

@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -307,9 +308,10 @@ class Product:
             return {}
         return found
 
-    async def vllmctl(self, *args: str, code: int = 0) -> str:
-        """Run vllmctl, which must exit with ``code``; returns what it said."""
-        status, out, err = await run(str(PROGRAMS / "vllmctl"), *args)
+    async def vllmctl(self, *args: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+        """Run vllmctl, which must exit with ``code``; ``env``: variables besides. Returns what it said."""
+        variables = [f"{name}={value}" for name, value in (env or {}).items()]
+        status, out, err = await run("env", *variables, str(PROGRAMS / "vllmctl"), *args)
         assert status == code, f"vllmctl {' '.join(args)} exited with {status}: {out}\n{err}\n{self.log()[-3000:]}"
         return out if code == 0 else err or out
 
@@ -319,10 +321,10 @@ class Product:
         return {replica["name"]: replica["state"] for replica in found["replicas"]}
 
     @asynccontextmanager
-    async def clients(self) -> AsyncIterator[Clients]:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async def clients(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Clients]:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=True if tls is None else tls)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(LIMIT)) as session:
-            yield Clients(self.port, session)
+            yield Clients(self.port, session, "http" if tls is None else "https")
 
     @asynccontextmanager
     async def engine(self, name: str) -> AsyncIterator[Engine]:

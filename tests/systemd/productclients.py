@@ -76,8 +76,8 @@ class Stream:
 class Clients:
     """HTTP clients of the port; every request has a connection of its own."""
 
-    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, session: aiohttp.ClientSession, scheme: str = "http") -> None:
+        self.url = f"{scheme}://127.0.0.1:{port}"
         self._session = session
 
     async def ask(self, name: str, content: str = "Hello", *, tokens: int = 4, stream: bool = False) -> Answer:

@@ -1,5 +1,6 @@
 """API keys and a certificate as credentials of the real unit: systemd hands them over, the port uses them."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "proxy"))
 
 from pki import Pair, pair
-from product import SERVICE, model, show, systemctl, until
+from product import SERVICE, codes, model, run, show, systemctl, until
 
 ADA, BOB = "ada-key-0123456789abcdef", "bob-key-0123456789abcdef"
 CONFIG = model("kept")
@@ -142,3 +143,39 @@ async def test_a_certificate_is_renewed_without_a_restart(product, fleet, certif
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await health(product, first)
     assert product.main_pid() == pid
+
+
+async def test_restarts_over_tls_refuse_nobody_and_cut_no_answer(product, fleet, certificate, restored):
+    made = pair()
+    product.configure(f"[proxy]\n{certificate(made)}" + CONFIG)
+    await product.vllmctl("reload")
+    pids = set()
+    async with (
+        product.clients(made.client()) as clients,
+        clients.load("kept", 4, tokens=20) as whole_answers,
+        clients.load("kept", 4, tokens=60, stream=True) as streams,
+    ):
+        for _ in range(2):
+            await asyncio.gather(whole_answers.more(4), streams.more(4))
+            status, _, err = await run("systemctl", "--user", "restart", SERVICE)
+            assert status == 0, err
+            pids.add(product.main_pid())
+        await asyncio.gather(whole_answers.more(4), streams.more(4))
+    assert len(pids) == 2
+    answers = whole_answers.answers + streams.answers
+    assert codes(answers) == {"whole": len(answers)}
+
+
+async def test_a_benchmark_gets_through_a_guarded_port_and_says_how(
+    product, fleet, certificate, keys, tmp_path, restored
+):
+    product.configure(f'[proxy]\napi_keys = "{keys}"\n{certificate(pair())}' + model("kept", "kept-a", "kept-b"))
+    await product.vllmctl("reload")
+    ask = ("bench", "routing", "kept", "--tokens", "300", "--burst", "2", "--turns", "2", "--policies", "prefill")
+    https = ("--url", f"https://localhost:{product.port}")
+    assert "--url https://NAME:PORT" in await product.vllmctl(*ask, code=1)
+    assert "SSL_CERT_FILE=" in await product.vllmctl(*ask, *https, code=1)
+    trusting = {"SSL_CERT_FILE": str(tmp_path / "certificate")}
+    assert "OPENAI_API_KEY=KEY" in await product.vllmctl(*ask, *https, code=1, env=trusting)
+    said = await product.vllmctl(*ask, *https, "--json", env={**trusting, "OPENAI_API_KEY": ADA})
+    assert json.loads(said)["policies"][0]["errors"] == []
