@@ -16,9 +16,17 @@ MOST = 16384
 
 #: Bytes in which an answer tells the id, the first of them where it has no framing.
 _HEAD = 2048
+#: What an id looks like. Nothing else is asked of an engine: an id becomes part of a request's target.
+ID = "[A-Za-z0-9_-]{1,256}"
+_ID = re.compile(ID)
 #: Of a whole response its first member; of a stream that of the response in its first event.
-_WHOLE = re.compile(rb'\s*\{\s*"id"\s*:\s*"([A-Za-z0-9_-]{1,256})"')
-_EVENT = re.compile(rb'"response"\s*:\s*\{\s*"id"\s*:\s*"([A-Za-z0-9_-]{1,256})"')
+_WHOLE = re.compile(rb'\s*\{\s*"id"\s*:\s*"(%b)"' % ID.encode())
+_EVENT = re.compile(rb'"response"\s*:\s*\{\s*"id"\s*:\s*"(%b)"' % ID.encode())
+
+
+def is_response_id(text: str) -> bool:
+    """Whether it could be the id of a response; what a client wrote into a body may be anything."""
+    return _ID.fullmatch(text) is not None
 
 
 def response_id(beginning: bytes) -> str:

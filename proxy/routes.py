@@ -13,6 +13,7 @@ from types import MappingProxyType
 from urllib.parse import unquote
 
 from proxy.errors import Dialect, ProxyError
+from proxy.owners import ID
 
 
 class Handler(StrEnum):
@@ -75,7 +76,7 @@ def _stored(suffix: str, *methods: str) -> Route:
 
 
 _MODEL = Route("/v1/models/{id}", ("GET", "HEAD"), Handler.MODEL)
-_RESPONSE_PATH = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
+_RESPONSE_PATH = re.compile(f"/v1/responses/({ID})(/cancel|/input_items)?")
 
 ROUTES: tuple[Route, ...] = (
     _engine("/v1/chat/completions", Prompt.CHAT),

@@ -18,7 +18,7 @@ from proxy.errors import ProxyError
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Outcome, Upstream, UpstreamBroken
 from proxy.facts import Facts
 from proxy.headers import RequestHead
-from proxy.owners import Owners, response_id
+from proxy.owners import Owners, is_response_id, response_id
 from proxy.reply import Reply
 from proxy.routes import Route
 from supervisord.core.admission import Admission, Choice, Ending, Lease, Running, Wait
@@ -50,6 +50,8 @@ class StoredResponses:
 
         ``exchange``: on whose behalf. None where nobody has it.
         """
+        if not is_response_id(response):
+            return None
         running = self._admission.running()
         known = self._owners.find(response, running)
         if known is not None or not running:

@@ -326,3 +326,22 @@ def test_owners_are_bounded_and_the_least_asked_for_is_forgotten():
 )
 def test_an_answer_tells_its_id_at_its_beginning(beginning, expected):
     assert response_id(beginning) == expected
+
+
+@pytest.mark.parametrize(
+    "previous",
+    [
+        "x HTTP/1.1\r\nHost: x\r\n\r\nPOST /sleep?level=2 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        "../../is_sleeping",
+        "resp_1/cancel",
+        "resp_1?stream=true",
+        "resp_1\n",
+        "r\u00e9sp",
+        "\ud800",
+        "x" * 257,
+    ],
+)
+async def test_what_is_no_id_of_a_response_becomes_no_request_to_an_engine(rig, keepers, previous):
+    answer = await rig.post({"model": "m", "input": "hi", "previous_response_id": previous}, PATH)
+    assert answer.status == 200
+    assert [asked for keeper in keepers.values() for asked in keeper.asked] == [f"POST {PATH}"]
