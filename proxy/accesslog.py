@@ -12,6 +12,8 @@ from proxy.exchange import Finished, Outcome
 log = logging.getLogger("proxy.access")
 
 _PLAIN = re.compile(r"[\x21\x23-\x3c\x3e-\x5b\x5d-\x7e]+")
+#: Characters of a value in the text; what is longer tells no more.
+_MOST_SHOWN = 1000
 #: What all records of ours have in common.
 _ANY_RECORD = vars(logging.LogRecord(log.name, logging.INFO, "", 0, "", (), None))
 #: A client that left before it had its answer, in nginx's numbering.
@@ -77,4 +79,5 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
 
 
 def _shown(value: str) -> str:
-    return value if _PLAIN.fullmatch(value) else encode_basestring_ascii(value[:1000])
+    value = value[:_MOST_SHOWN]
+    return value if _PLAIN.fullmatch(value) else encode_basestring_ascii(value)

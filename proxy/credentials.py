@@ -16,6 +16,6 @@ class Credentials:
     #: What clients must show; None: nothing.
     keys: ApiKeys | None = None
     #: By replica: the key that its engine asks for, given to it on behalf of clients that showed one of ours.
-    engine_keys: Mapping[str, str] = field(default_factory=dict)
+    engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: What new connections speak TLS with; None: plain HTTP.
     tls: ssl.SSLContext | None = None

@@ -28,6 +28,8 @@ _SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Members whose elements are wanted one by one.
 _ARRAYS = frozenset({"messages", "input"})
+#: Characters of a model's name, as in forms: whoever is refused is told the name, and so is the log.
+MOST_NAME = 4096
 
 
 @dataclass(slots=True)
@@ -86,9 +88,13 @@ def read_json(data: bytes | bytearray, prompt: Prompt, again: Callable[[], bytes
     """
     quick = read_members(data, prompt)
     if quick is None:
-        return _read_exactly(data, prompt)
-    facts, written = quick
-    return Read(facts, UnplacedName(written, again or (lambda: data)) if written else None)
+        read = _read_exactly(data, prompt)
+    else:
+        facts, written = quick
+        read = Read(facts, UnplacedName(written, again or (lambda: data)) if written else None)
+    if read.facts.model is not None and len(read.facts.model) > MOST_NAME:
+        raise bad_request(f"the model's name is longer than {MOST_NAME} characters", param="model")
+    return read
 
 
 def _read_exactly(data: bytes | bytearray, prompt: Prompt) -> Read:

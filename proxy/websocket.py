@@ -261,3 +261,5 @@ class MessageReader:
             raise WebSocketError("a message begins within another, or goes on without a beginning")
         elif len(self._payload) + head.length > self.limit:
             raise WebSocketError(f"the message is longer than {self.limit} bytes", TOO_BIG)
+        elif len(self._raw) - len(self._payload) > self.limit:  # empty frames would be kept without end
+            raise WebSocketError("the message comes in too many frames", TOO_BIG)

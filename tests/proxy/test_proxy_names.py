@@ -1,6 +1,7 @@
 """Names of models: with slashes, aliases, and adapters that only some engines have."""
 
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -87,3 +88,13 @@ async def test_a_name_is_admitted_and_spliced_as_it_is(rig, name):
         assert engine.requests[-1].body.count(b"model") == 1 + sent.count("model")
         assert json.loads(engine.requests[-1].body)["model"] == sent
     assert rig.admission.admitted == [name, name]
+
+
+@pytest.mark.parametrize("name", ["z" * 4097, "\u00e9" * 4097], ids=["plain", "escaped"])
+async def test_a_name_longer_than_any_is_refused_without_being_told_to_client_and_log(rig, caplog, name):
+    caplog.set_level(logging.INFO)
+    answer = await rig.post({**CHAT, "model": name})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+    assert len(answer.body) < 1000
+    assert (await rig.post({**CHAT, "model": name[1:]})).status == 404
+    assert all(len(record.getMessage()) < 15_000 for record in caplog.records)

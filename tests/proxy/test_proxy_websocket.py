@@ -177,3 +177,11 @@ def test_any_bytes_are_read_or_refused_and_followed_without_a_fall(pieces: list[
         except WebSocketError:
             break
     assert len(taken) + reader.held <= sum(map(len, pieces))
+
+
+def test_a_message_in_endless_empty_frames_is_refused_before_it_fills_the_memory():
+    reader = MessageReader(1000, masks=True)
+    reader.feed(b"\x01\x80abcd" + b"\x00\x80abcd" * 1000)
+    with pytest.raises(WebSocketError, match="too many frames") as error:
+        reader.next()
+    assert error.value.code == websocket.TOO_BIG
