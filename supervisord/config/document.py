@@ -34,9 +34,9 @@ system mode in `/etc/vllm-supervisord/config.toml`. Then every `config.d/*.toml`
 names: later files win, tables merge, lists and values are replaced. `--config FILE` names another main file; its
 `config.d` is the one beside it.
 
-`vllmctl config check` tells every mistake at once, with file, table, key and reason. `vllmctl config show` prints
-the merged result with all defaults. `vllmctl reload` (or SIGHUP) takes a changed configuration over and touches
-only what changed; a wrong one changes nothing.
+`vllmctl config check` tells every mistake at once, with file, table, key and reason, also those of the files that it
+points to (keys, certificates). `vllmctl config show` prints the merged result with all defaults. `vllmctl reload` (or
+SIGHUP) takes a changed configuration over and touches only what changed; a wrong one changes nothing.
 
 Editors: `packaging/config.schema.json` is a JSON schema. It knows everything but the rules between keys, which are
 said below.

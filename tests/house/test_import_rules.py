@@ -27,7 +27,8 @@ RULES = {
     "proxy/relay.py": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "proxy/codings.py": (("proxy",), ("backports", "brotli", "compression")),
     "proxy/members.py": (("proxy", "supervisord.core"), ("msgspec",)),
-    "proxy": (("proxy", "supervisord.core", "supervisord.control"), ("httptools",)),
+    "proxy/heads.py": (("proxy",), ("httptools",)),
+    "proxy": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),
     "supervisord/simulator": (("supervisord.simulator", VERSION), ("aiohttp", "multidict", "yarl")),
@@ -49,7 +50,11 @@ RULES = {
 
 #: The same the other way round: where a package may be imported at all.
 HOMES = {
+    "httptools": ("proxy/heads.py",),
     "msgspec": ("proxy/members.py",),
+    "brotli": ("proxy/codings.py",),
+    "backports": ("proxy/codings.py",),
+    "uvloop": ("supervisord/app.py",),
     "dbus_next": ("supervisord/bus", "supervisord/sd/bus.py"),
     "pystemd": ("supervisord/sd/worker.py",),
     "sdnotify": ("supervisord/sd/notify.py",),

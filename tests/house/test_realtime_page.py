@@ -1,4 +1,4 @@
-"""docs/realtime.md claims nothing without a test, and its table has every close code that the port sends."""
+"""The table of docs/realtime.md has every close code that the port sends."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,6 @@ from proxy import websocket
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/realtime.md").read_text()
-
-
-def test_every_named_test_exists():
-    written = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))
-    named = set(re.findall(r"`(test_\w+)`", PAGE))
-    assert len(named) > 12
-    assert named - set(re.findall(r"def (test_\w+)", written)) == set()
 
 
 def test_every_close_code_is_in_the_table():
