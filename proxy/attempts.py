@@ -80,7 +80,7 @@ class Attempts:
         outcome = exchange.outcome
         if decision.reason:
             outcome.reason = decision.reason
-            fields = {"event": "held", "model": exchange.model, "request_id": exchange.id}
+            fields = {"model": exchange.model, "request_id": exchange.id}
             log.info("request %s is %s", exchange.id, decision.reason, extra={"fields": fields})
         outcome.stage, began = Stage.QUEUE, self._clock()
         try:

@@ -27,13 +27,9 @@ class UnknownPolicy(Exception):
     """A request asks for a policy that is none."""
 
 
-def policy_of(model: ModelSpec, clock: Clock) -> Policy:
-    """A new policy as a model's configuration wants it."""
-    if model.routing == "prefill":
-        # Well before its patience ends: a request that a replica could have is not refused.
-        longest_hold = min(LONGEST_HOLD, model.wake.timeout / 2) if model.admission == "kv" else 0.0
-        return Prefill(clock, longest_hold=longest_hold)
-    return POLICIES[model.routing](clock)
+def longest_hold(model: ModelSpec) -> float:
+    """Seconds for which the model's long conversations may be held: not for as long as anybody may wait at all."""
+    return min(LONGEST_HOLD, model.wake.timeout / 2) if model.admission == "kv" else 0.0
 
 
 class PolicyBook:
@@ -41,7 +37,8 @@ class PolicyBook:
 
     def __init__(self, models: Sequence[ModelSpec], clock: Clock) -> None:
         self._clock = clock
-        self._policies: dict[str, tuple[tuple[str, str, float], Policy]] = {}
+        self._policies: dict[str, tuple[str, Policy]] = {}
+        self._specs: dict[str, ModelSpec] = {}
         #: Those that single requests ask for, besides the model's own.
         self._others: dict[tuple[str, str], Policy] = {}
         self._names: dict[str, str] = {}
@@ -50,15 +47,25 @@ class PolicyBook:
     def replace(self, models: Sequence[ModelSpec]) -> None:
         """Take a new configuration; a model whose routing did not change keeps what is remembered."""
         old, self._policies, self._names = self._policies, {}, {}
+        self._specs = {model.name: model for model in models}
         for model in models:
-            kind = (model.routing, model.admission, model.wake.timeout)
-            before, policy = old.get(model.name, (None, None))
-            if policy is None or before != kind:
-                policy = policy_of(model, self._clock)
-            self._policies[model.name] = (kind, policy)
+            kind, policy = old.get(model.name, ("", None))
+            if policy is None or kind != model.routing:
+                policy = self._new(model.routing, model)
+            self._policies[model.name] = (model.routing, policy)
             self._names.update(dict.fromkeys(model.aliases, model.name))
         self._names.update({model.name: model.name for model in models})
         self._others = {key: policy for key, policy in self._others.items() if key[0] in self._policies}
+        policies = [(name, policy) for name, (_, policy) in self._policies.items()]
+        for name, policy in [*policies, *((key[0], policy) for key, policy in self._others.items())]:
+            if isinstance(policy, Prefill):
+                policy.longest_hold = longest_hold(self._specs[name])
+
+    def _new(self, routing: str, model: ModelSpec) -> Policy:
+        policy = POLICIES[routing](self._clock)
+        if isinstance(policy, Prefill):
+            policy.longest_hold = longest_hold(model)
+        return policy
 
     def knows(self, name: str) -> bool:
         """Whether that is a model's name or alias."""
@@ -79,9 +86,9 @@ class PolicyBook:
             raise UnknownPolicy(f"there is no routing policy {asked[:60]!r}, only {', '.join(POLICIES)}")
         if entry is None:
             return RoundRobin()
-        if not asked or asked == entry[0][0]:
+        if not asked or asked == entry[0]:
             return entry[1]
         other = self._others.get((name, asked))
         if other is None:
-            other = self._others[name, asked] = POLICIES[asked](self._clock)
+            other = self._others[name, asked] = self._new(asked, self._specs[name])
         return other

@@ -95,7 +95,9 @@ class Prefill:
         self, clock: Clock, capacity: int = PREFIXES, wholes: int = WHOLES, *, longest_hold: float = LONGEST_HOLD
     ) -> None:
         self._clock = clock
-        self._seats = Seats(longest_hold) if longest_hold else None
+        #: May be changed at any time.
+        self.longest_hold = longest_hold
+        self._seats = Seats()
         self._token = TokenSize()
         self._capacity = capacity
         self._replicas: dict[str, _Replica] = {}
@@ -112,11 +114,11 @@ class Prefill:
         # The longest known request that this one goes on from, whoever served it.
         known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
         offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
-        if self._seats is None or length < LONG or not self._seats.concern(facts, candidates):
+        if not self.longest_hold or length < LONG or not self._seats.concern(facts, candidates):
             return self._place(facts, length, offers, now, known)
         waited = self._seats.waited(facts, now)
         places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
-        free = self._seats.ask(facts, places, now)
+        free = self._seats.ask(facts, places, self.longest_hold, now)
         if isinstance(free, NotYet):
             return free
         names = [place.name for place in free]
@@ -148,8 +150,7 @@ class Prefill:
     def forget(self, facts: Facts, replica: str) -> None:
         """It has no owner there, and nothing is learned from it."""
         sent = self._release(facts)
-        if self._seats is not None:
-            self._seats.left(facts, self._clock(), retried=True)
+        self._seats.left(facts, self._clock(), retried=True)
         if sent is None or facts.whole is None:
             return
         sent.held.drop(facts.whole)
@@ -168,9 +169,8 @@ class Prefill:
     def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
         """Learn from it, if it had an answer, and let it go."""
         sent = self._release(facts)
-        if self._seats is not None:
-            scale = tokens / sent.length if tokens and sent is not None and sent.length else 1.0
-            self._seats.left(facts, self._clock(), scale=scale)
+        scale = tokens / sent.length if tokens and sent is not None and sent.length else 1.0
+        self._seats.left(facts, self._clock(), scale=scale)
         if sent is None:
             return
         if tokens and facts.sizes:
@@ -208,12 +208,12 @@ class Prefill:
     @property
     def held(self) -> int:
         """Requests that wait for a seat."""
-        return self._seats.held if self._seats is not None else 0
+        return self._seats.held
 
     @property
     def seats(self) -> int:
         """Long conversations that have a seat."""
-        return len(self._seats) if self._seats is not None else 0
+        return len(self._seats)
 
     def pending_seconds(self, replica: str) -> float:
         """The prefill work that a replica still has to do."""

@@ -70,10 +70,9 @@ class Seat:
 
 
 class Seats:
-    """All long conversations of one model; nobody is held for more than ``longest_hold`` seconds."""
+    """All long conversations of one model."""
 
-    def __init__(self, longest_hold: float = LONGEST_HOLD) -> None:
-        self._longest_hold = longest_hold
+    def __init__(self) -> None:
         self._all: dict[bytes, Seat] = {}
         #: Those that sit, by the cache that they are in; and those whose request is under way.
         self._rows: dict[Held, dict[Seat, None]] = {}
@@ -104,8 +103,11 @@ class Seats:
         entry = self._queue.get(id(facts))
         return now - entry[1] if entry is not None else 0.0
 
-    def ask(self, facts: Facts, places: Sequence[Place], now: float) -> Sequence[Place] | NotYet:
-        """Where a long request may go now: home, where there is room, or nowhere yet."""
+    def ask(self, facts: Facts, places: Sequence[Place], longest_hold: float, now: float) -> Sequence[Place] | NotYet:
+        """Where a long request may go now: home, where there is room, or nowhere yet.
+
+        One that has been held for ``longest_hold`` seconds goes anywhere.
+        """
         self._sweep(now)
         seat = self._seat_of(facts)
         if seat is not None and seat.pausing:
@@ -120,7 +122,7 @@ class Seats:
         if boundless:
             return boundless
         since = self._queue.setdefault(id(facts), (facts, now))[1]
-        if now - since >= self._longest_hold:
+        if now - since >= longest_hold:
             return places
         if next(iter(self._queue)) == id(facts):
             free = [place for place in places if self._has_room(place, now)]

@@ -82,6 +82,9 @@ ANSWERING = Metric(
 )
 
 WAITING = Metric("waiting", Kind.GAUGE, "Requests that wait for a replica.", _MODEL)
+WAITING_FOR_KV = Metric(
+    "waiting_for_kv", Kind.GAUGE, "Of those, long conversations that wait for room in a KV cache.", _MODEL
+)
 IN_FLIGHT = Metric("in_flight", Kind.GAUGE, "Requests at the replica.", _REPLICA)
 STATE = Metric(
     "replica_state", Kind.GAUGE, "1 for the state that the replica is in, 0 for the others.", (*_REPLICA, "state")
@@ -138,6 +141,7 @@ CATALOGUE: tuple[Metric, ...] = (
     CONNECTIONS,
     ANSWERING,
     WAITING,
+    WAITING_FOR_KV,
     IN_FLIGHT,
     STATE,
     HEALTH,

@@ -111,6 +111,7 @@ def _requests(tally: RequestTally, view: FleetView) -> Iterator[Family]:
 def _states(view: FleetView) -> Iterator[Family]:
     replicas = view.replicas
     yield _family(names.WAITING, [((model.name,), model.waiting) for model in view.models])
+    yield _family(names.WAITING_FOR_KV, [((model.name,), model.waiting_for_kv) for model in view.models])
 
     def each(metric: Metric, value: Callable[[ReplicaView], float]) -> Family:
         return _family(metric, [((r.model, r.name), value(r)) for r in replicas])

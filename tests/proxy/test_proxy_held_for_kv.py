@@ -59,8 +59,11 @@ async def test_the_next_goes_as_soon_as_the_one_before_is_over(rig, policy, capl
     assert (await first).header("x-vllmctl-route") == "cold"
     answered = await second
     assert (answered.status, answered.header("x-vllmctl-route")) == (200, "held 1.0s for KV, cold")
-    [said] = [record for record in caplog.records if getattr(record, "fields", {}).get("event") == "held"]
+    [said] = [
+        record for record in caplog.records if "held for KV" in record.getMessage() and record.name == "proxy.relay"
+    ]
     assert said.getMessage() == "request second is held for KV: no seat"
+    assert said.fields == {"model": "m", "request_id": "second"}
 
 
 async def test_a_client_that_leaves_lets_the_next_one_in(rig, policy):

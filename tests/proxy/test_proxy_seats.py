@@ -323,6 +323,29 @@ def test_the_admission_of_a_model_is_its_configuration_s():
         assert isinstance(agents.ask(9)[1], NotYet) is holds
 
 
+def test_a_new_configuration_changes_who_is_held_and_forgets_nothing():
+    agents = Agents()
+    book = PolicyBook([spec()], agents.time)
+    agents.policy = book.policy("m")
+    agents.teach(turns=4)
+    held = agents.ask(9)[0]
+    assert isinstance(agents.again(held), NotYet)
+    book.replace([spec(admission="all", wake=WakeLimits(timeout=9.0))])
+    assert book.policy("m") is agents.policy
+    assert isinstance(agents.again(held), Choice)
+    agents.policy.finished(held, None)
+    assert agents.turn(3) == "a"
+    assert agents.policy.held == 0
+
+
+def test_a_policy_that_a_request_asks_for_holds_as_its_model_says():
+    agents = Agents()
+    book = PolicyBook([spec(routing="adaptive", admission="all")], agents.time)
+    agents.policy = book.policy("m", "prefill")
+    agents.teach(turns=4)
+    assert isinstance(agents.ask(9)[1], Choice)
+
+
 def test_a_hold_ends_well_before_the_patience_of_the_queue_does():
     agents = Agents()
     agents.policy = PolicyBook([spec(wake=WakeLimits(timeout=8.0))], agents.time).policy("m")
