@@ -23,6 +23,8 @@ MAX_FIELDS = 128
 # RFC 9110 4.2: a userinfo (the @ that the authority's characters lack) is refused, and so is an empty host.
 _ABSOLUTE = re.compile(rb"(?i:https?)://([A-Za-z0-9\[][^/?#@]*)([/?].*)?", re.DOTALL)
 
+#: How a client of https:// begins (a handshake's record), which would wait for an answer in TLS for ever.
+_TLS = b"\x16\x03"
 #: Heads that are remembered, of requests and of responses, and how long one may be for that: bytes.
 REMEMBERED = 256
 _WORTH_REMEMBERING = 2048
@@ -51,6 +53,8 @@ class _Collector:
 
 def too_long(start: bytes) -> HeadError | None:
     """Why a head of which this is the start is refused already, None if it may still become one."""
+    if start.startswith(_TLS):
+        return HeadError("this is TLS, and the port speaks plain HTTP: use http://, or give it a certificate")
     line_end = start.find(b"\n")
     if (len(start) if line_end < 0 else line_end) > MAX_LINE:
         return HeadError("the request line is too long", 414)

@@ -83,7 +83,7 @@ def replica_notes(replica: ReplicaStatus, now: float) -> list[str]:
         left = replica.retry_at - now
         notes.append(f"tried again in {span(left)}" if left > 0 else "tried again now")
     if replica.state == "asleep" and replica.wake_seconds:
-        notes.append(f"wakes in about {span(replica.wake_seconds)}")
+        notes.append(f"last wake took {span(replica.wake_seconds)}")
     if replica.state in ("stopped", "starting") and replica.start_seconds and replica.hold == "none":
         notes.append(f"starts in about {span(replica.start_seconds)}")
     if replica.state == "ready" and not replica.can_sleep:

@@ -24,7 +24,7 @@ def test_status_shows_each_replica_in_words_and_within_80_columns(vllmctl, super
     assert "ready" in rows["chat-a"]
     assert "2 waiting" in rows["chat-a"]
     assert "asleep (level 1) for 12 min" in rows["chat-b"]
-    assert "wakes in about 3.1 s" in rows["chat-b"]
+    assert "last wake took 3.1 s" in rows["chat-b"]
     assert "asleep (level 2) for 12 min" in rows["embed"]
     assert "failed for 12 min" in rows["ocr-1"]
     assert "tried again in 1 h" in rows["ocr-1"]

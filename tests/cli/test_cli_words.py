@@ -88,7 +88,7 @@ def usec(seconds: float) -> int:
         (
             {"State": "asleep", "SleepLevel": 1, "StateSinceUSec": usec(-720), "WakeUSec": 3_100_000},
             "asleep (level 1) for 12 min",
-            ["wakes in about 3.1 s"],
+            ["last wake took 3.1 s"],
         ),
         (
             {"State": "waking", "Step": "reload_weights", "StateSinceUSec": usec(-2.1)},

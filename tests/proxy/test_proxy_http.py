@@ -280,3 +280,13 @@ async def test_a_defect_of_ours_is_500_and_returns_what_was_taken(rig, access_lo
     assert answer.json()["error"]["code"] == "internal_error"
     assert rig.admission.endings == [("a", Ending.CLIENT_GONE)]
     assert access_log()[0].fields["status"] == 500
+
+
+async def test_tls_on_a_plain_port_is_told_so_at_once(rig, caplog):
+    caplog.set_level(logging.INFO)
+    client = await rig.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    answer = await client.response()
+    assert answer.status == 400
+    assert "use http://, or give it a certificate" in answer.json()["error"]["message"]
+    assert await client.closed() == b""
+    assert "this is TLS" in caplog.text
