@@ -97,7 +97,7 @@ class JournalHandler(logging.Handler):
         fields.update({_name(key): value for key, value in given.items() if value is not None and value != ""})
         text = "".join([f"{name}={value}\n" for name, value in fields.items()])
         if text.count("\n") == len(fields):  # as it is in all but a few: no value has a line break
-            return text.encode("utf-8", "surrogateescape")
+            return _bytes(text)
         return b"".join(_field(name, str(value)) for name, value in fields.items())
 
 
@@ -106,8 +106,15 @@ def _name(key: str) -> str:
     return f"VLLMCTL_{key.upper()}"
 
 
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, which JSON can spell and a client can send
+        return text.encode("utf-8", "backslashreplace")
+
+
 def _field(key: str, value: str) -> bytes:
-    data = value.encode("utf-8", "surrogateescape")
+    data = _bytes(value)
     if b"\n" in data:
         return key.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
     return key.encode() + b"=" + data + b"\n"

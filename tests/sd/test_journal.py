@@ -54,6 +54,13 @@ def test_a_message_of_several_lines_arrives_whole_and_forges_no_field(journal):
     assert got["PRIORITY"] == "3"
 
 
+@pytest.mark.parametrize("more", ["", "\n"])
+def test_half_a_character_costs_no_line(journal, more):
+    log, receiver = journal
+    log.info("asked", extra={FIELDS: {"model": f"\ud800{more}"}})
+    assert entry(receiver.recv(65536))["VLLMCTL_MODEL"] == f"\\ud800{more}"
+
+
 def test_without_a_reader_the_line_goes_to_stderr_and_nothing_raises(tmp_path, capsys):
     handler = JournalHandler(tmp_path / "nobody")
     log = logging.Logger("test.nobody")
