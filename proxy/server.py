@@ -17,6 +17,7 @@ from proxy.clients import ClientServer
 from proxy.credentials import Credentials
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Finished, Observer, Outcome, Stage
+from proxy.explain import explain_route
 from proxy.headers import is_request_id
 from proxy.incoming import HttpRequest
 from proxy.keys import authenticate
@@ -29,7 +30,7 @@ from proxy.service import Service
 from proxy.stored import StoredResponses
 from proxy.upstream import Upstreams
 from supervisord.control import Failover
-from supervisord.core.admission import Admission
+from supervisord.core.admission import Admission, Explanation
 from supervisord.core.spec import ModelSpec, ProxySpec
 
 log = logging.getLogger("proxy.server")
@@ -84,6 +85,10 @@ class PublicProxy:
             listener.setblocking(False)
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
             self._listeners.append(await create(server, sock=listener, backlog=BACKLOG))
+
+    def explain(self, model: str, route: str, body: bytes) -> Explanation:
+        """See ``proxy.explain``."""
+        return explain_route(self._admission, self._policies, model, route, body)
 
     def reconfigure(self, spec: ProxySpec, models: Sequence[ModelSpec]) -> None:
         """Take a new configuration; requests in flight are not touched, and ``spec.listen`` is the caller's matter."""

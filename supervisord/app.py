@@ -154,7 +154,7 @@ async def serve(options: argparse.Namespace, notifier: Notifier) -> int:
         await heartbeat.while_starting(reloader.adopted())
 
         # The port accepts ...
-        operator = Operator(dispatcher, reloader.reload)
+        operator = Operator(dispatcher, reloader.reload, lambda model, route, body: proxy.explain(model, route, body))
         operator.subscribe_failovers(events.failed_over)
         proxy = PublicProxy(dispatcher, config.proxy, config.models, operator.failed_over)
         proxy.guard(credentials.now)

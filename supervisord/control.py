@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from supervisord.core.admission import Explanation
 from supervisord.core.verbs import Verb
 from supervisord.core.view import FleetView
 
@@ -70,6 +71,13 @@ class Control(Protocol):
         ...
 
     async def command_replica(self, replica: str, verb: Verb, level: int = 0) -> None: ...
+
+    def explain_route(self, model: str, route: str, body: bytes) -> Explanation:
+        """Where a request of ``model`` with this body at this path would go now, and why; nothing is sent.
+
+        Raises ``ControlError`` INVALID_ARGUMENT for a path or a body that no request could have.
+        """
+        ...
 
     async def reload(self) -> Sequence[str]:
         """Read the configuration again; returns what changed, one sentence each (empty: nothing)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from supervisord.core import step as core
 from supervisord.core.actions import Action, Answer, Deny, Grant, Note
-from supervisord.core.admission import Chooser, Ending, Lease, ListedModel, Refuse, Running, Wait
+from supervisord.core.admission import Candidate, Chooser, Ending, Lease, ListedModel, Refuse, Running, Wait
 from supervisord.core.events import Command, Event, Tick
 from supervisord.core.fleet import Fleet
 from supervisord.core.verbs import Verb
@@ -109,6 +109,9 @@ class Dispatcher:
         self._carry_out(actions)
         self._changed()
         return wait
+
+    def candidates(self, model: str) -> Sequence[Candidate]:
+        return core.candidates(self._fleet, model, self.now())
 
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
         actions = core.finish(self._fleet, lease.id, ending, detail, self.now())

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from supervisord.control import ControlError, ErrorCode, Failover, Verb
 from supervisord.core.actions import CommandFailure
+from supervisord.core.admission import Explanation
 from supervisord.core.states import Hold, Life
 from supervisord.core.view import FleetView, ModelView
 from supervisord.loop import Dispatcher
@@ -29,9 +30,16 @@ _CODES = {
 class Operator:
     """Implements ``Control``."""
 
-    def __init__(self, dispatcher: Dispatcher, reload: Callable[[], Awaitable[Sequence[str]]]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        reload: Callable[[], Awaitable[Sequence[str]]],
+        explain: Callable[[str, str, bytes], Explanation],
+    ) -> None:
+        """``explain``: what a request of a model, at a path, with a body, would be told (see ``Control``)."""
         self._dispatcher = dispatcher
         self._reload = reload
+        self._explain = explain
         self._failover_listeners: list[Callable[[Failover], None]] = []
 
     def view(self) -> FleetView:
@@ -75,6 +83,9 @@ class Operator:
             first = errors[0]
             assert isinstance(first, ControlError)
             raise ControlError(first.code, "; ".join(str(error) for error in errors))
+
+    def explain_route(self, model: str, route: str, body: bytes) -> Explanation:
+        return self._explain(self._find(model).name, route, body)
 
     async def reload(self) -> Sequence[str]:
         return await self._reload()

@@ -4,7 +4,7 @@ function __vllmctl_names
     vllmctl list --names --timeout 2 2>/dev/null
 end
 
-set -l commands status list watch logs doctor up down sleep wake restart drain reload config bench
+set -l commands status list watch logs doctor up down sleep wake restart drain reload config bench route
 set -l operations up down sleep wake restart drain
 
 complete -c vllmctl -f
@@ -39,6 +39,11 @@ complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s f -l follow -d 'Go 
 complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s n -l lines -x -a 'all 20 100 1000' -d 'How many lines'
 complete -c vllmctl -n '__fish_seen_subcommand_from logs doctor config' -l config -r -d 'Main configuration file'
 complete -c vllmctl -n '__fish_seen_subcommand_from config; and not __fish_seen_subcommand_from check show schema path' -a 'check show schema path'
+complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a route -d 'See where requests go'
+complete -c vllmctl -n '__fish_seen_subcommand_from route; and not __fish_seen_subcommand_from explain' -a explain
+complete -c vllmctl -n '__fish_seen_subcommand_from explain' -a '(__vllmctl_names)'
+complete -c vllmctl -n '__fish_seen_subcommand_from explain' -F
+complete -c vllmctl -n '__fish_seen_subcommand_from explain' -l path -x -d 'Where it would be sent'
 complete -c vllmctl -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from routing' -a routing
 complete -c vllmctl -n '__fish_seen_subcommand_from routing' -a '(__vllmctl_names)'
 complete -c vllmctl -n '__fish_seen_subcommand_from routing' -l policies -x -a 'prefill adaptive roundrobin affinity' -d 'Which policies'

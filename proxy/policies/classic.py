@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from proxy.facts import Facts
 from proxy.policies.policy import Unobserving
 from proxy.policies.turns import Counter
-from supervisord.core.admission import Candidate, Choice, Placement
+from supervisord.core.admission import Candidate, Choice, Explanation, Placement
 
 #: Requests (or conversations) whose replica is remembered per model; about half a kilobyte each.
 OWNERS = 8192
@@ -32,8 +32,12 @@ class Owners:
         entry = self._entries.get(key)
         if entry is None:
             return []
-        self._entries.move_to_end(key)
         return [candidate for candidate in candidates if entry.get(candidate.name) == candidate.generation]
+
+    def used(self, key: bytes) -> None:
+        """It is not the one to be forgotten next."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
 
     def add(self, key: bytes, candidate: Candidate) -> None:
         """``candidate`` serves ``key``, besides the others that did: equal requests of a burst went to several."""
@@ -67,6 +71,10 @@ class RoundRobin(Unobserving):
         """The next one."""
         return Choice(self._counter.next(candidates).name, "roundrobin")
 
+    def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
+        """The next one."""
+        return Explanation(self._counter.peek(candidates).name, "roundrobin")
+
 
 class Affinity(Unobserving):
     """``affinity``: every request of a conversation (same instructions, same first message) goes to one replica.
@@ -84,11 +92,19 @@ class Affinity(Unobserving):
         if facts.opening is None:
             return Choice(self._counter.next(candidates).name, "spread", Placement.COLD)
         owners = self._owners.of(facts.opening, candidates)
+        self._owners.used(facts.opening)
         if owners:
             return Choice(owners[0].name, "pinned", Placement.STAYS)
         chosen = self._counter.next(candidates)
         self._owners.replace(facts.opening, chosen)
         return Choice(chosen.name, "spread", Placement.COLD)
+
+    def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
+        """The conversation's replica, or the next one."""
+        owners = self._owners.of(facts.opening, candidates) if facts.opening is not None else []
+        if owners:
+            return Explanation(owners[0].name, "pinned")
+        return Explanation(self._counter.peek(candidates).name, "spread")
 
     def forget(self, facts: Facts, replica: str) -> None:
         """The conversation has no replica any more."""
@@ -111,9 +127,10 @@ class Adaptive(Unobserving):
 
     def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice:
         """The owner of the longest known prefix, or the next one."""
-        owners = self._owners_of_prefix(facts, candidates)
+        key, owners = self._owners_of_prefix(facts, candidates)
         if owners:
-            chosen = min(owners, key=lambda owner: (owner.in_flight, owner.name))
+            self._owners.used(key)
+            chosen = _least_busy(owners)
             choice = Choice(chosen.name, "continuation", Placement.STAYS)
         else:
             chosen = self._counter.next(candidates)
@@ -127,12 +144,23 @@ class Adaptive(Unobserving):
         if facts.whole is not None:
             self._owners.drop(facts.whole, replica)
 
-    def _owners_of_prefix(self, facts: Facts, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
+        """The owner of the longest known prefix, or the next one."""
+        _, owners = self._owners_of_prefix(facts, candidates)
+        if owners:
+            return Explanation(_least_busy(owners).name, "continuation")
+        return Explanation(self._counter.peek(candidates).name, "spread")
+
+    def _owners_of_prefix(self, facts: Facts, candidates: Sequence[Candidate]) -> tuple[bytes, list[Candidate]]:
         if not facts.messages:
-            return []  # a burst of raw prompts with one long beginning is no continuation of its shortest
+            return b"", []  # a burst of raw prompts with one long beginning is no continuation of its shortest
         # From the longest down to the first that is more than instructions: those are shared by strangers.
         for key in reversed(facts.keys[facts.instructions : -1]):
             owners = self._owners.of(key, candidates)
             if owners:
-                return owners
-        return []
+                return key, owners
+        return b"", []
+
+
+def _least_busy(owners: Sequence[Candidate]) -> Candidate:
+    return min(owners, key=lambda owner: (owner.in_flight, owner.name))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.facts import Facts
-from supervisord.core.admission import Candidate, Choice, NotYet
+from supervisord.core.admission import Candidate, Choice, Explanation, NotYet
 
 #: Monotonic, seconds.
 Clock = Callable[[], float]
@@ -23,6 +23,10 @@ class Policy(Protocol):
 
         ``NotYet``: the request is held, and this is asked again.
         """
+        ...
+
+    def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
+        """What ``choose`` would answer. Nothing is counted, and no later choice is another for it."""
         ...
 
     def forget(self, facts: Facts, replica: str) -> None:

@@ -22,7 +22,7 @@ from proxy.policies.seats import LONG, LONGEST_HOLD, Place, Seats
 from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.policies.tokens import TokenSize
 from proxy.policies.turns import Counter
-from supervisord.core.admission import Candidate, Choice, NotYet, Placement
+from supervisord.core.admission import Bid, Candidate, Choice, Explanation, NotYet, Placement
 
 #: Seconds that a running request adds to the cost: its share of every step.
 PER_RUNNING = 0.02
@@ -131,21 +131,47 @@ class Prefill:
             else choice
         )
 
+    def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
+        """As ``choose``, and what each replica would cost."""
+        now = self._clock()
+        length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
+        known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
+        offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
+        bids = tuple(self._bid(offer, now) for offer in sorted(offers, key=lambda offer: offer.cost))
+        open_to = offers
+        if self._seats is not None and length >= LONG and self._seats.concern(facts, candidates):
+            places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
+            free = self._seats.outlook(facts, places, now)
+            if isinstance(free, NotYet):
+                return Explanation("", free.reason, bids)
+            names = [place.name for place in free]
+            open_to = [offer for offer in offers if offer.candidate.name in names]
+        chosen, why, _ = self._decide(facts, open_to, known)
+        return Explanation(chosen.candidate.name, _reason(why, open_to), bids)
+
+    def _bid(self, offer: _Offer, now: float) -> Bid:
+        pending = offer.replica.pending.seconds(now)
+        return Bid(offer.candidate.name, offer.cost, pending, offer.seconds, round(offer.there / self._token.size))
+
     def _place(self, facts: Facts, length: float, offers: Sequence[_Offer], now: float, known: int) -> Choice:
+        chosen, why, placement = self._decide(facts, offers, known)
+        if placement is not Placement.STAYS:
+            self._counter.taken(chosen.candidate)
+        self._send(facts, length, chosen, now, known)
+        return Choice(chosen.candidate.name, _reason(why, offers), placement)
+
+    def _decide(self, facts: Facts, offers: Sequence[_Offer], known: int) -> tuple[_Offer, str, Placement]:
         best = min(offer.cost for offer in offers)
         homes = self._homes(facts, offers, known)
         home = min(homes, key=lambda offer: (offer.cost, offer.candidate.name)) if homes else None
         if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
-            chosen, placement = home, Placement.STAYS
-            why = f"continuation of {home.candidate.name}, stays"
-        else:
-            level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
-            turn = self._counter.next([offer.candidate for offer in offers if offer.cost <= level])
-            chosen = next(offer for offer in offers if offer.candidate is turn)
-            placement = Placement.COLD if home is None else Placement.MOVES
-            why = "cold" if home is None else f"continuation of {home.candidate.name}, moves"
-        self._send(facts, length, chosen, now, known)
-        return Choice(chosen.candidate.name, _reason(why, offers), placement)
+            return home, f"continuation of {home.candidate.name}, stays", Placement.STAYS
+        level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
+        turn = self._counter.peek([offer.candidate for offer in offers if offer.cost <= level])
+        chosen = next(offer for offer in offers if offer.candidate is turn)
+        if home is None:
+            return chosen, "cold", Placement.COLD
+        return chosen, f"continuation of {home.candidate.name}, moves", Placement.MOVES
 
     def forget(self, facts: Facts, replica: str) -> None:
         """It has no owner there, and nothing is learned from it."""

@@ -114,9 +114,9 @@ class Seats:
             seat.pausing = False
             self._pauses(seat).add(now - seat.last)
         if seat is not None and seat.seated:
-            home = [place for place in places if place.held is seat.held]
-            if home and (seat.in_flight or self._still_fits(seat, home[0].kv_tokens)):
-                return [place for place in places if place is home[0] or self._has_free_room(place)]
+            at_home = self._at_home(seat, places)
+            if at_home:
+                return at_home
             self._rise(seat)
         boundless = [place for place in places if place.kv_tokens is None]
         if boundless:
@@ -129,6 +129,16 @@ class Seats:
             if free:
                 return free
         return self._not_yet(facts)
+
+    def outlook(self, facts: Facts, places: Sequence[Place], now: float) -> Sequence[Place] | NotYet:
+        """What ``ask`` would answer to a request that comes now; nobody rises for it, and it is not held."""
+        seat = self._seat_of(facts)
+        at_home = self._at_home(seat, places) if seat is not None and seat.seated else []
+        if at_home:
+            return at_home
+        boundless = [place for place in places if place.kv_tokens is None]
+        free = [] if self._queue else [place for place in places if self._in_the_way(place, now) is not None]
+        return boundless or free or NotYet(self._reason(len(self._queue) + 1), self._likely_in(len(self._queue) + 1))
 
     def take(self, facts: Facts, place: Place, length: float, prefill: float, now: float) -> None:
         """The request goes to ``place``. ``prefill``: the seconds that all of its ``length`` tokens take."""
@@ -195,6 +205,13 @@ class Seats:
             if not row:
                 del self._rows[seat.held]
 
+    def _at_home(self, seat: Seat, places: Sequence[Place]) -> list[Place]:
+        """Where one that sits may go: its own place, while it fits there, and any with free room."""
+        home = [place for place in places if place.held is seat.held]
+        if home and (seat.in_flight or self._still_fits(seat, home[0].kv_tokens)):
+            return [place for place in places if place is home[0] or self._has_free_room(place)]
+        return []
+
     def _still_fits(self, seat: Seat, kv_tokens: int | None) -> bool:
         """With those that sat down before it; the first always does."""
         before = (other for other in self._on(seat.held) if other.number < seat.number)
@@ -211,12 +228,19 @@ class Seats:
         return place.kv_tokens is None or used + place.new <= SHARE * place.kv_tokens
 
     def _has_room(self, place: Place, now: float) -> bool:
-        """Whether the request fits; those who are silent for too long make room.
+        """Whether the request fits; those who are silent for too long make room."""
+        leaving = self._in_the_way(place, now)
+        for seat in leaving or ():
+            self._rise(seat)
+        return leaving is not None
+
+    def _in_the_way(self, place: Place, now: float) -> list[Seat] | None:
+        """Who has been silent for too long and must rise for the request to fit; None: it does not fit all the same.
 
         Where nobody's cache is worth keeping, everybody does: the engine's own queue is as good as this one.
         """
         if place.kv_tokens is None:
-            return True
+            return []
         seats = self._on(place.held)
         kept = [seat for seat in seats if self._is_kept(seat, now)]
         leaving = [seat for seat in seats if not seat.in_flight and seat not in kept]
@@ -227,18 +251,18 @@ class Seats:
                 leaving = leaving[:at]
                 break
             used -= seat.tokens
-        if kept and used + place.new > SHARE * place.kv_tokens:
-            return False
-        for seat in leaving:
-            self._rise(seat)
-        return True
+        return None if kept and used + place.new > SHARE * place.kv_tokens else leaving
 
     def _not_yet(self, facts: Facts) -> NotYet:
         at = list(self._queue).index(id(facts)) + 1
+        return NotYet(self._reason(at), self._likely_in(at))
+
+    def _reason(self, at: int) -> str:
+        return f"held for KV: {len(self)} long conversations have their seats, this is number {at} of those who wait"
+
+    def _likely_in(self, at: int) -> float:
         times = self._let_in
-        interval = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else _USUAL_INTERVAL
-        reason = f"held for KV: {len(self)} long conversations have their seats, this is number {at} of those who wait"
-        return NotYet(reason, at * interval)
+        return at * ((times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else _USUAL_INTERVAL)
 
     def _sweep(self, now: float) -> None:
         if now - self._swept < SWEEP:

@@ -17,9 +17,17 @@ class Counter:
         self._turn = 0
         self._last: dict[str, int] = {}
 
-    def next(self, candidates: Sequence[Candidate]) -> Candidate:
+    def peek(self, candidates: Sequence[Candidate]) -> Candidate:
         """The candidate whose turn it is."""
-        chosen = min(candidates, key=lambda candidate: (self._last.get(candidate.name, 0), candidate.name))
+        return min(candidates, key=lambda candidate: (self._last.get(candidate.name, 0), candidate.name))
+
+    def next(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The same, and it has had its turn."""
+        chosen = self.peek(candidates)
+        self.taken(chosen)
+        return chosen
+
+    def taken(self, chosen: Candidate) -> None:
+        """It has had its turn."""
         self._turn += 1
         self._last[chosen.name] = self._turn
-        return chosen

@@ -64,6 +64,7 @@ class Calls:
         for interface in (MODEL_INTERFACE, REPLICA_INTERFACE):
             for member in interfaces[interface].methods:
                 self._handlers[interface, member] = self._command
+        self._handlers[MODEL_INTERFACE, "ExplainRoute"] = self._explain_route
 
     def resolve(self, call: Call) -> tuple[Interface, Handler]:
         """The interface that ``call`` means and what does it, its arguments checked; raises ``CallFailed``."""
@@ -170,7 +171,7 @@ class Calls:
         return [[clean_text(change) for change in await self._control.reload()]]
 
     async def _command(self, call: Call) -> list[Any]:
-        """Every method of models and replicas."""
+        """Every method of models and replicas that is a verb."""
         target = self._tree()[call.path]
         verb, level = (Verb.SLEEP, call.body[0]) if call.member == "Sleep" else (_VERBS[call.member], 0)
         if verb is Verb.SLEEP and level not in (1, 2):
@@ -181,6 +182,12 @@ class Calls:
         else:
             await self._control.command_replica(target.name, verb, level)
         return []
+
+    async def _explain_route(self, call: Call) -> list[Any]:
+        route, body = call.body
+        told = self._control.explain_route(self._tree()[call.path].name, route, bytes(body))
+        bids = [[bid.replica, bid.seconds, bid.pending, bid.prefill, bid.cached_tokens] for bid in told.bids]
+        return [told.replica, clean_text(told.reason), bids]
 
 
 def variants(interface: Interface, exported: Exported) -> dict[str, Variant]:

@@ -24,6 +24,7 @@ from supervisord.bus.snapshot import (
     Objects,
 )
 from supervisord.control import ControlError, ErrorCode, Verb
+from supervisord.core.admission import Bid, Explanation
 
 # After the modules above, one of which makes dbus-next importable on new Pythons.
 from dbus_next.constants import MessageFlag, MessageType  # isort: skip
@@ -102,6 +103,23 @@ class Client:
             ),
             timeout,
         )
+
+    async def explain_route(self, path: str, route: str, body: bytes, *, timeout: float | None = None) -> Explanation:
+        """Ask the model at ``path`` where a request with this body would go now; raises as ``command``."""
+        reply = await self._call(
+            Message(
+                destination=names.BUS_NAME,
+                path=path,
+                interface=names.MODEL_INTERFACE,
+                member="ExplainRoute",
+                signature="say",
+                body=[route, body],
+                flags=MessageFlag.NO_AUTOSTART,
+            ),
+            timeout,
+        )
+        replica, reason, bids = reply.body
+        return Explanation(replica, reason, tuple(Bid(*bid) for bid in bids))
 
     async def reload(self, *, timeout: float | None = None) -> tuple[str, ...]:
         """Have the configuration read again; returns what changed, one sentence each."""

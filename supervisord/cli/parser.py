@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     _look(add)
     _operate(add)
     _configure(add)
+    _route(add)
     _measure(add)
     return parser
 
@@ -185,6 +186,28 @@ def _configure(add: Add) -> None:
         _common(sub)
         _config_file(sub)
         sub.set_defaults(action=f"supervisord.cli.config:run_{name}")
+
+
+def _route(add: Add) -> None:
+    route = add(
+        "route",
+        "",
+        "see where requests go",
+        "  vllmctl route explain chat request.json\n  jq .request log.json | vllmctl route explain chat - --json",
+    )
+    steps = route.add_subparsers(dest="route_command", metavar="explain", required=True)
+    help = "say which replica a request would go to now, and why; nothing is sent"
+    explain = steps.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.", allow_abbrev=False)
+    _common(explain)
+    explain.set_defaults(action="supervisord.cli.route:run_explain")
+    explain.add_argument("model", metavar="MODEL", help="a model or an alias")
+    explain.add_argument("file", metavar="FILE", help="the request's JSON; - for standard input")
+    explain.add_argument(
+        "--path",
+        metavar="PATH",
+        default="/v1/chat/completions",
+        help="where it would be sent (/v1/chat/completions)",
+    )
 
 
 def _measure(add: Add) -> None:

@@ -69,6 +69,28 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Bid:
+    """What one replica would cost a request, in predicted seconds to its first token."""
+
+    replica: str
+    seconds: float
+    #: Of these: the work before it, and its own prefill; the rest is its share of what runs there.
+    pending: float
+    prefill: float
+    #: Tokens of the prompt that its cache is believed to have.
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a request would go now. ``replica`` is empty where it would wait; ``bids``: of a policy that predicts."""
+
+    replica: str
+    reason: str
+    bids: tuple[Bid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NotYet:
     """What a policy answers that wants this request to wait although there are candidates.
 
@@ -153,6 +175,10 @@ class Admission(Protocol):
         ``exclude``: replicas that already failed it. ``only``: the replicas that can answer it at all, None for any;
         one that rests is brought back, whoever else is awake.
         """
+        ...
+
+    def candidates(self, model: str) -> Sequence[Candidate]:
+        """Those that a request of ``model`` may go to now; wakes and counts nothing."""
         ...
 
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:

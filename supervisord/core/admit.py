@@ -66,21 +66,10 @@ def lease(
     and slow is better; a policy that knows of no KV holds nobody. Also during the shutdown: it came over a connection
     that was accepted before, and an awake engine can answer.
     """
-    open_to = [r for r in model.replicas if r.routable]
-    if excluded:
-        open_to = [r for r in open_to if excluded.get(r.name) != r.generation]
-    if only is not None:
-        open_to = [r for r in open_to if r.name in only]
-    candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
-    if not candidates:
-        # The last live replica is never ejected: better a try than a sure refusal.
-        alive = [r for r in open_to if r.health is not Health.DEAD]
-        candidates = alive if only is not None else [r for r in alive if not _elsewhere(model, r)]
+    candidates = _candidates(turn, model, excluded, only)
     if not candidates:
         return None
-    choice = choose(
-        [Candidate(r.name, r.in_flight, r.generation, (r.kv_tokens or None) if may_hold else None) for r in candidates]
-    )
+    choice = choose([_as_candidate(r, may_hold=may_hold) for r in candidates])
     if isinstance(choice, NotYet):
         return choice
     replica = {r.name: r for r in candidates}[choice.replica]
@@ -98,6 +87,30 @@ def lease(
         choice.reason,
         choice.placement,
     )
+
+
+def candidates(turn: Turn, model: Model) -> list[Candidate]:
+    """Those that a new request may go to now."""
+    return [_as_candidate(replica) for replica in _candidates(turn, model, NOBODY, None)]
+
+
+def _as_candidate(replica: Replica, *, may_hold: bool = True) -> Candidate:
+    kv_tokens = (replica.kv_tokens or None) if may_hold else None
+    return Candidate(replica.name, replica.in_flight, replica.generation, kv_tokens)
+
+
+def _candidates(turn: Turn, model: Model, excluded: Mapping[str, int], only: frozenset[str] | None) -> list[Replica]:
+    open_to = [r for r in model.replicas if r.routable]
+    if excluded:
+        open_to = [r for r in open_to if excluded.get(r.name) != r.generation]
+    if only is not None:
+        open_to = [r for r in open_to if r.name in only]
+    candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
+    if not candidates:
+        # The last live replica is never ejected: better a try than a sure refusal.
+        alive = [r for r in open_to if r.health is not Health.DEAD]
+        candidates = alive if only is not None else [r for r in alive if not _elsewhere(model, r)]
+    return candidates
 
 
 def queue(

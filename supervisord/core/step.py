@@ -10,7 +10,7 @@ from __future__ import annotations
 from supervisord.core import admit as door
 from supervisord.core import arbitration, configure, lifecycle, observe
 from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
-from supervisord.core.admission import Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
+from supervisord.core.admission import Candidate, Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
 from supervisord.core.events import (
     Command,
     Configured,
@@ -75,6 +75,12 @@ def admit(
     if goals != [replica.goal for replica in model.replicas]:
         settle(turn)
     return ticket, turn.actions
+
+
+def candidates(fleet: Fleet, name: str, now: float) -> list[Candidate]:
+    """Those that a new request of a model (or alias) may go to now; empty for an unknown one."""
+    model = fleet.names.get(name)
+    return door.candidates(Turn(fleet, now), model) if model is not None else []
 
 
 def finish(fleet: Fleet, lease_id: int, ending: Ending, detail: str, now: float) -> list[Action] | None:

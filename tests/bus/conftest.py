@@ -17,6 +17,7 @@ from supervisord.bus import names
 from supervisord.bus.objects import ManagerFacts
 from supervisord.bus.service import BusService
 from supervisord.control import ControlError, Failover, Verb
+from supervisord.core.admission import Bid, Explanation
 from supervisord.core.states import Health, Hold, Life
 from supervisord.core.view import FleetView, ModelView, ReplicaView
 
@@ -136,6 +137,12 @@ class FakeControl:
 
     async def command_replica(self, replica: str, verb: Verb, level: int = 0) -> None:
         await self._work(f"replica {replica}", verb, level)
+
+    def explain_route(self, model: str, route: str, body: bytes) -> Explanation:
+        if self.outcome is not None:
+            raise self.outcome
+        bids = (Bid("qwen-a", 0.31, 0.0, 0.29, 89_700), Bid("qwen-b", 5.42, 1.0, 4.4, 0))
+        return Explanation("qwen-a", f"{model} at {route}: {body.decode()}", bids)
 
     async def reload(self) -> Sequence[str]:
         if self.outcome is not None:

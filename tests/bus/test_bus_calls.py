@@ -150,6 +150,16 @@ async def test_an_unknown_name_is_our_error_and_tells_the_known_ones(
     assert (raised.value.name, raised.value.text) == (OUR_ERROR + code, text)
 
 
+async def test_a_model_explains_where_a_request_would_go(caller: Any, control: Any, remote_error: Any) -> None:
+    replica, reason, bids = await caller.call(MODEL_PATH, MODEL_INTERFACE, "ExplainRoute", "say", ["/v1/x", b"{}"])
+    assert (replica, reason) == ("qwen-a", "qwen3-8b at /v1/x: {}")
+    assert bids == [["qwen-a", 0.31, 0.0, 0.29, 89_700], ["qwen-b", 5.42, 1.0, 4.4, 0]]
+    control.outcome = ControlError(ErrorCode.INVALID_ARGUMENT, "the request body must be a JSON object")
+    with pytest.raises(remote_error, match="must be a JSON object") as raised:
+        await caller.call(MODEL_PATH, MODEL_INTERFACE, "ExplainRoute", "say", ["/v1/x", b"[]"])
+    assert raised.value.name == f"{OUR_ERROR}InvalidArgument"
+
+
 async def test_reload_answers_what_changed(caller: Any, control: Any) -> None:
     control.reload_result = ("model 'x' was added", "proxy.keepalive is 5s")
     assert await caller.call(ROOT_PATH, MANAGER_INTERFACE, "Reload") == [

@@ -35,7 +35,8 @@ CONTRACT = {
         {"Failover": "ssss"},
     ),
     names.MODEL_INTERFACE: (
-        {"Sleep": ("u", ""), "Wake": ("", ""), "Start": ("", ""), "Stop": ("", ""), "Restart": ("", "")},
+        {"Sleep": ("u", ""), "Wake": ("", ""), "Start": ("", ""), "Stop": ("", ""), "Restart": ("", "")}
+        | {"ExplainRoute": ("say", "ssa(sdddt)")},
         "Name s, Aliases as, State s, Held b, Routing s, InFlight u, Waiting u, WaitingForKV u, IdleSinceUSec t,"
         " WakeUSec t, MaxModelLen u, Replicas ao",
         {},

@@ -15,7 +15,7 @@ from sim_ports import EnginePort, Meter
 
 from supervisord.control import ControlError
 from supervisord.core.actions import Action, Note
-from supervisord.core.admission import Chooser, Ending, Lease, Refuse, Wait
+from supervisord.core.admission import Chooser, Ending, Explanation, Lease, Refuse, Wait
 from supervisord.core.events import Event, ShutDown
 from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
 from supervisord.core.verbs import Verb
@@ -69,6 +69,10 @@ class WatchedDispatcher(Dispatcher):
             return
         super().abandon(wait)
         self._checks.after(None)
+
+
+def _nothing_to_explain(model: str, route: str, body: bytes) -> Explanation:
+    raise AssertionError("nobody asks here where a request would go")
 
 
 class Supervisor:
@@ -140,7 +144,7 @@ class Supervisor:
         world.say(f"a supervisor starts, with {world.disk.load()}")
         self.reloader.begin(world.disk.load(), world.disk.load_fingerprints())
         await self.reloader.adopted()
-        self.operator = Operator(self.dispatcher, self.reloader.reload)
+        self.operator = Operator(self.dispatcher, self.reloader.reload, _nothing_to_explain)
         self.clients.open(self.dispatcher, self.reloader.config)
         self.accepting = True
         world.say("the supervisor accepts")

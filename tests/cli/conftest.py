@@ -24,6 +24,7 @@ from supervisord.bus.objects import ManagerFacts
 from supervisord.bus.service import BusService
 from supervisord.cli.main import main
 from supervisord.control import Failover, Verb
+from supervisord.core.admission import Explanation
 from supervisord.core.states import Health, Hold, Life
 from supervisord.core.view import FleetView, ModelView, ReplicaView
 
@@ -139,6 +140,8 @@ class FakeControl:
         self.begun = threading.Semaphore(0)
         self.release = asyncio.Event()
         self.reloaded: Sequence[str] | Exception = ()
+        self.explained: Explanation | Exception = Explanation("chat-a", "spread")
+        self.asked: list[tuple[str, str, bytes]] = []
         self._on_change: list[Callable[[], None]] = []
         self._on_failover: list[Callable[[Failover], None]] = []
 
@@ -185,6 +188,12 @@ class FakeControl:
 
     async def command_replica(self, replica: str, verb: Verb, level: int = 0) -> None:
         await self._command("replica", replica, verb, level)
+
+    def explain_route(self, model: str, route: str, body: bytes) -> Explanation:
+        if isinstance(self.explained, Exception):
+            raise self.explained
+        self.asked.append((model, route, body))
+        return self.explained
 
     async def reload(self) -> Sequence[str]:
         self.begun.release()

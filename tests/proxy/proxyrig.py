@@ -83,6 +83,10 @@ class FakeAdmission:
         self.waiting[wait.ticket] = (wait, choose, exclude)
         return wait
 
+    def candidates(self, model: str) -> list[Candidate]:
+        names = [name for name in self.endpoints if name not in self.asleep]
+        return [Candidate(name, 0, 0) for name in names] if model in ("m", "alias") else []
+
     def finish(self, lease: Lease, ending: Ending, detail: str = "") -> None:
         assert self.open.pop(lease.id, None) is lease, f"lease {lease.id} returned twice"
         self.finished.append((lease.replica, ending, detail))

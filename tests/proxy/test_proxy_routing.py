@@ -139,6 +139,22 @@ def test_no_replica_starves_of_new_conversations_while_all_are_alike(name, order
     assert max(served.values()) - min(served.values()) <= 10
 
 
+@pytest.mark.parametrize("name", list(POLICIES))
+@given(steps=st.lists(STEPS, min_size=1, max_size=25))
+def test_an_explanation_is_the_next_choice_and_changes_none(name, steps):
+    asked, other = POLICIES[name](no_clock), POLICIES[name](no_clock)
+    for candidates, messages, instructions, failed in steps:
+        facts, same = chat(*messages, instructions=instructions), chat(*messages, instructions=instructions)
+        told = [asked.explain(facts, candidates) for _ in range(2)]
+        choice = asked.choose(facts, candidates)
+        assert told[0] == told[1]
+        assert (told[0].replica, told[0].reason) == (choice.replica, choice.reason)
+        assert choice == other.choose(same, candidates)
+        if failed is not None:
+            asked.forget(facts, failed)
+            other.forget(same, failed)
+
+
 # adaptive
 
 

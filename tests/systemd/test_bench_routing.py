@@ -1,9 +1,10 @@
-"""`vllmctl bench routing` against two real units with simulated engines, through the public port."""
+"""`vllmctl bench routing` and `vllmctl route explain` with two real units and simulated engines."""
 
 import json
 import re
 from collections import Counter as Tally
 
+import aiohttp
 import pytest
 from product import model
 
@@ -56,3 +57,33 @@ async def test_a_table_names_the_choice_and_says_that_it_is_simulated(product, f
 )
 async def test_what_cannot_be_measured_is_said_before_anything_is_asked(product, fleet, args, code, why):
     assert why in await product.vllmctl("bench", "routing", *args, code=code)
+
+
+async def chat(port: int, messages: list[dict[str, str]]) -> tuple[str, str]:
+    """One turn: who answered, and what."""
+    body = {"model": "chat", "messages": messages, "max_tokens": 4}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        assert response.status == 200
+        return response.headers["x-vllmctl-replica"], (await response.json())["choices"][0]["message"]["content"]
+
+
+async def test_an_explanation_tells_where_the_next_turn_goes_and_wakes_nobody(product, fleet, tmp_path):
+    question = [{"role": "user", "content": "a question " * 200}]
+    home, said = await chat(product.port, question)
+    turns = [*question, {"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
+    file = tmp_path / "next.json"
+    file.write_text(json.dumps({"model": "chat", "messages": turns}))
+    told = json.loads(await product.vllmctl("route", "explain", "chat", str(file), "--json"))
+    assert told["replica"] == home
+    assert told["reason"].startswith(f"continuation of {home}, stays")
+    assert home in await product.vllmctl("route", "explain", "chat", str(file))
+    assert (await chat(product.port, turns))[0] == home
+
+    await product.vllmctl("sleep", "chat")
+    asleep = json.loads(await product.vllmctl("route", "explain", "chat", str(file), "--json"))
+    assert asleep["replica"] is None
+    states = {state for name, state in (await product.states()).items() if name.startswith("chat")}
+    assert states <= {"asleep", "stopped"}
+    file.write_text("[]")
+    assert "must be a JSON object" in await product.vllmctl("route", "explain", "chat", str(file), code=2)
