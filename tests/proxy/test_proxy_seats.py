@@ -353,3 +353,22 @@ def test_a_hold_ends_well_before_the_patience_of_the_queue_does():
     facts = agents.ask(9)[0]
     agents.teach(turns=2, pause=2.5)
     assert isinstance(agents.again(facts), Choice)
+
+
+def test_an_explanation_says_who_would_be_held_and_holds_nobody(agents):
+    newcomer = turn(99, 0)
+    told = agents.policy.explain(newcomer, agents.candidates)
+    assert told.replica == ""
+    assert [bid.replica for bid in told.bids] == ["a"]
+    assert agents.policy.held == 0
+    answer = agents.policy.choose(newcomer, agents.candidates)
+    assert isinstance(answer, NotYet)
+    assert told.reason == answer.reason
+    agents.policy.finished(newcomer, None)
+
+
+def test_an_explanation_lets_one_that_sits_go_home(agents):
+    facts = turn(0, agents.turns[0])
+    told = agents.policy.explain(facts, agents.candidates)
+    choice = agents.policy.choose(facts, agents.candidates)
+    assert (told.replica, told.reason) == (choice.replica, choice.reason)
