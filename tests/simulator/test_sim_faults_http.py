@@ -318,7 +318,8 @@ async def test_slow_looks_hold_nothing_back_but_the_deep_probe(start: Start) -> 
     client = await start()
     await client.fault("slow-looks", 5)
     slow = asyncio.create_task(client.get("/is_sleeping"))
-    await client.engine.until(lambda: not client.engine.faults.armed("slow-looks"))
+    while client.engine.faults.armed("slow-looks"):  # until it has struck; every look is a turn for the other
+        await client.get("/health")
     assert (await client.chat("a request goes on"))[0] == 200
     assert (await client.get("/is_sleeping")) == (200, {"is_sleeping": False})
     assert await slow == (200, {"is_sleeping": False})
