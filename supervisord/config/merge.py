@@ -38,7 +38,7 @@ def read_all(files: Sequence[FilePath]) -> Merged:
         try:
             document = _read(file)
         except FileNotFoundError:
-            reason = "cannot read: there is no such file (packaging/config.example.toml is one to begin with)"
+            reason = "cannot read: there is no such file ('make install' writes one to begin with)"
             merged.problems.append(Problem(str(file), "", "", reason))
         except OSError as error:
             merged.problems.append(Problem(str(file), "", "", f"cannot read: {error.strerror or error}"))
