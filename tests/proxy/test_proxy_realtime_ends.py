@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from proxyrig import PATIENCE, Rig
 from websockets.frames import Opcode
-from wsrig import CREATED, UPDATE, Realtime, accepted, closing, frame, greeted, handshake, in_session, opened, text
+from wsrig import CREATED, UPDATE, Realtime, accepted, closing, frame, greeted, handshake, in_session, text
 
 from supervisord.core.admission import Ending, RefusalCode, Refuse
 
@@ -377,5 +377,8 @@ async def test_a_client_that_leaves_before_its_handshake_is_answered(rig: Rig):
 
 
 async def test_an_open_session_does_not_hinder_the_stop(rig: Rig):
-    await opened(rig)
-    await rig.proxy.stop()
+    client = await greeted(rig)
+    await asyncio.wait_for(rig.proxy.stop(), PATIENCE)
+    assert (await client.event())["code"] == "router_shutting_down"
+    assert await client.close_code() == 1012
+    await client.gone()
