@@ -135,7 +135,8 @@ def _call() -> float:
 
 async def measure(options: argparse.Namespace) -> None:
     from awake import awake
-    from bench_relay import ANSWER, TICKS, _chunk, request
+    from bench_relay import request
+    from stubengine import ANSWER, TICKS, chunk
 
     from proxy.facts import Facts
     from proxy.heads import parse_request, parse_response
@@ -198,7 +199,7 @@ async def measure(options: argparse.Namespace) -> None:
         return
     await whole("whole request of 400 kB", pieces, lambda: [plain + ANSWER], 5)
     await whole("one of 1000 events", [request(TICKS, events)],
-                lambda: [stream, *[_chunk()] * events, b"0\r\n\r\n"], 1, events)  # fmt: skip
+                lambda: [stream, *[chunk()] * events, b"0\r\n\r\n"], 1, events)  # fmt: skip
 
     async def stage(name: str, work: Callable[[], object], number: int = REQUESTS) -> None:
         report("  " + name, *await meter.run(number, work))
