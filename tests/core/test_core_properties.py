@@ -36,9 +36,18 @@ class CheckedWorld(World):
     #: How each replica was before the step whose actions are looked at.
     lives: Mapping[str, Life] = {}
 
+    #: Replicas whose start, if they are starting, was asked for by the core: others come up by themselves, or by hand.
+    started: set[str]
+
+    def __init__(self, *models, **options):
+        self.started = set()
+        super().__init__(*models, **options)
+
     def do(self, event):
         self.lives = {name: replica.life for name, replica in self.fleet.replicas.items()}
         super().do(event)
+        starting = {name for name, replica in self.fleet.replicas.items() if replica.life is Life.STARTING}
+        self.started &= starting
 
     def on_lease(self, lease):
         engine = self.engines[lease.replica]
@@ -63,10 +72,13 @@ class CheckedWorld(World):
             # Of one that was given up what is left is stopped; its requests went in before, and hang there.
             given_up = self.lives.get(action.replica) is Life.FAILED
             assert replica.in_flight == 0 or given_up, "stopped with requests in flight"
-        if began:  # invariant 7; a unit that restarts by itself (op 0) asks nobody
+        if isinstance(action, RunUnitJob) and action.op and action.verb is not UnitVerb.STOP:
+            self.started.add(action.replica)
+        if began:  # invariant 7; a unit that restarts by itself asks nobody
             mine = set(replica.spec.gpus)
             for other in self.fleet.replicas.values():
-                busy = other is not replica and other.life in OPERATING and other.op
+                ours = other.op and (other.life is not Life.STARTING or other.name in self.started)
+                busy = other is not replica and other.life in OPERATING and ours
                 assert not (busy and mine & set(other.spec.gpus)), f"{replica.name} and {other.name} at once on a GPU"
         if isinstance(action, RunUnitJob) and action.op and action.verb is UnitVerb.START:
             assert fits(self.fleet, replica), f"{replica.name} is started where there is no room"
