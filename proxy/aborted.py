@@ -6,6 +6,7 @@ It does so to everything in flight when it is told to end, or to sleep in its de
 
 from __future__ import annotations
 
+import json
 import re
 
 _FINISH = re.compile(rb'"finish_reason": ?"abort"')
@@ -24,6 +25,23 @@ def event_aborted(data: bytes) -> bool:
 
 def answer_aborted(body: bytes) -> bool:
     """Whether a plain answer is such an end."""
-    return (b'"abort"' in body and _FINISH.search(body) is not None) or (
+    suspicious = (b'"abort"' in body and _FINISH.search(body) is not None) or (
         _MESSAGE.search(body) is not None and _NO_REASON.search(body) is not None
+    )
+    return suspicious and _is_abort(body)
+
+
+def _is_abort(body: bytes) -> bool:
+    # The words may also be what a tool is called with, which stands in a message as JSON.
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(answer, dict):
+        return False
+    if answer.get("type") == "message":
+        return answer.get("stop_reason", "") is None
+    choices = answer.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
     )

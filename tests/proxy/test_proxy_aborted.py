@@ -100,3 +100,21 @@ async def test_what_a_model_says_is_no_sign_of_it(rig):
     answer = await rig.post(STREAM)
     assert answer.body == TOKEN + OWN_WORDS + DONE
     await rig.until(lambda: rig.admission.endings == [("a", Ending.COMPLETED)])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"type":"message","content":[{"type":"tool_use","input":{"finish_reason":"abort"}}],"stop_reason":"tool_use"}',
+        b'{"type":"message","content":[{"type":"tool_use","input":{"stop_reason":null}}],"stop_reason":"tool_use"}',
+        b'{"object":"response","tools":[{"parameters":{"finish_reason":"abort"}}]}',
+    ],
+)
+async def test_neither_is_what_a_tool_is_called_with(rig, said):
+    async def answers(request, connection):
+        await connection.send(reply_bytes(said))
+
+    await rig.engine("a", answers)
+    other = await rig.engine("b")
+    assert (await rig.post({"model": "m", "max_tokens": 9}, "/v1/messages")).body == said
+    assert other.requests == []
