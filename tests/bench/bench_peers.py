@@ -31,7 +31,7 @@ import aiohttp
 import uvloop
 from bench_routing import ENGINE, REPLICAS, summary, table
 from enginefleet import EngineFleet, answers
-from peers import OURS, PEERS, Setting, cpu_seconds, installed
+from peers import OURS, PEERS, Setting, Supervisor, cpu_seconds, installed
 from realfleet import RealFleet
 from virtualfleet import Shape
 from workloads import WORKLOADS
@@ -62,7 +62,8 @@ async def measure(cell: Cell, engines: EngineFleet, options: argparse.Namespace)
     await engines.start(shapes, options.factor, LOAD_SECONDS if cell.workload == "a replica restarts" else 0.0)
     with tempfile.TemporaryDirectory(prefix="bench-peers-") as folder:
         setting = Setting(options.cache, Path(folder) / "peer", engines.urls, engines.units, options.factor)
-        peer = PEERS[cell.peer](setting)
+        checkout = options.checkouts.get(cell.peer)
+        peer = Supervisor(setting, checkout) if checkout else PEERS[cell.peer](setting)
         peer.start()
         try:
             url = f"http://127.0.0.1:{peer.port}"
@@ -211,6 +212,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1", help="with commas between; default %(default)s")
     parser.add_argument("--factor", type=float, default=0.2, help="real seconds per simulated one; default %(default)s")
     parser.add_argument("--turns", type=int, help="most turns of a conversation; default 3, with --full 6")
+    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=DIR", help="the daemon of another one")
     parser.add_argument("--cache", type=Path, default=_home() / ".cache/vllm-supervisord-bench")
     parser.add_argument("--out", type=Path, help="raw results, JSON")
     parser.add_argument("--read", type=Path, action="append", help="show these results, instead of running anything")
@@ -223,6 +225,10 @@ def arguments() -> argparse.Namespace:
         if unknown := set(chosen) - set(every):
             parser.error(f"unknown {name}: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
         setattr(options, name, chosen)
+    options.checkouts = {
+        name: Path(folder).resolve() for name, _, folder in (c.partition("=") for c in options.checkout)
+    }
+    options.peers[1:1] = options.checkouts
     options.seeds = [int(seed) for seed in options.seeds.split(",")]
     options.turns = options.turns or (6 if options.full else 3)
     if not options.read and os.environ.get("PRIVATE_MANAGER") != "1":
@@ -235,7 +241,7 @@ def main() -> None:
     if options.read:
         results = [result for file in options.read for result in json.loads(file.read_text())]
     else:
-        for name in [name for name in options.peers if not installed(name, options.cache)]:
+        for name in [name for name in options.peers if name in PEERS and not installed(name, options.cache)]:
             print(f"skipped: {name} is not installed in {options.cache}")
             options.peers.remove(name)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

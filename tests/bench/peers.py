@@ -23,6 +23,7 @@ import product as rig
 from product import SERVICE, SOCKET, Product, free_port, show, systemctl
 
 OURS = "vllm-supervisord"
+_ROOT = Path(__file__).parents[2]
 _NGINX = """
 worker_processes 1; daemon off; pid {dir}/pid; error_log /dev/null; worker_rlimit_nofile 20000;
 events {{ worker_connections 10000; }}
@@ -59,11 +60,13 @@ class Peer(Protocol):
 
 
 class Supervisor:
-    """The whole product: its daemon as a unit of this user manager, and the engines' units as replicas of one model."""
+    """The whole product: its daemon as a unit of this user manager, and the engines' units as replicas of one model.
 
-    def __init__(self, setting: Setting, routing: str = "") -> None:
+    ``checkout``: whose daemon.
+    """
+
+    def __init__(self, setting: Setting, checkout: Path = _ROOT) -> None:
         second = setting.factor
-        how = f'routing = "{routing}"' if routing else ""
         replicas = "".join(
             f'[models.m.replicas.{"abcdefgh"[n]}]\nunit = "{unit}"\nendpoint = "{url}"\n'
             for n, (unit, url) in enumerate(zip(setting.units, setting.urls, strict=True))
@@ -72,11 +75,12 @@ class Supervisor:
         self._product = product = Product(
             setting.folder,
             f"[supervisor]\nprobe_interval = {5 * second}\nsuspect_interval = {0.5 * second}\n"
-            f"backoff_min = {2 * second}\n[models.m]\n{how}\n{replicas}",
+            f"backoff_min = {2 * second}\n{replicas}",
         )
         self.port = product.port
         daemon = f"{sys.executable} {Path(__file__).with_name('scaled_daemon.py')} {setting.factor}"
-        product.write_unit(f"{SERVICE}.d/zz-bench.conf", f"[Service]\nExecStart=\nExecStart={daemon}\n")
+        unit = f"[Service]\nEnvironment=PYTHONPATH={checkout}\nExecStart=\nExecStart={daemon}\n"
+        product.write_unit(f"{SERVICE}.d/zz-bench.conf", unit)
         systemctl("daemon-reload")
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """The daemon in a simulation whose seconds are FACTOR real ones: what policies know of time is the engines' time.
 
-scaled_daemon.py FACTOR [vllm-supervisord's arguments]
+PYTHONPATH=CHECKOUT scaled_daemon.py FACTOR [vllm-supervisord's arguments]
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from proxy.server import PublicProxy
 from supervisord import app
