@@ -159,10 +159,11 @@ def verdict(results: Sequence[dict]) -> None:
                 values = [r[measure_] for r in results if r["workload"] == workload and r["policy"] == name]
                 if values:
                     means[name] = statistics.mean(values)
-            ours = means.pop(OURS, None)
-            if ours is None or not means:
+            ours = means.get(OURS)
+            others = [name for name in means if not name.startswith(OURS)]
+            if ours is None or not others:
                 return
-            best = min(means, key=means.__getitem__)
+            best = min(others, key=means.__getitem__)
             cells.append(f"{means[best] / ours:.2f}x ({best})")
         print("| " + " | ".join(cells) + " |")
 
@@ -192,9 +193,11 @@ def plot(results: Sequence[dict], file: Path) -> None:
                     axis.bar(place + at * width, height, width, color=colours(at), label=None if place else peer)
         axis.axhline(1.0, color="black", linewidth=0.5)
         axis.set_yscale("log")
+        axis.set_yticks([1, 1.5, 2, 3, 4, 5], labels=["1", "1.5", "2", "3", "4", "5"], minor=False)
+        axis.tick_params(which="minor", left=False, labelleft=False)
         axis.set_ylabel(f"{label}, times the best")
     axes[1].set_xticks([x + 0.4 for x in range(len(workloads))], workloads, rotation=12)
-    axes[0].legend(ncols=3, fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
 
