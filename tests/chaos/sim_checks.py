@@ -190,7 +190,9 @@ class Checks:
             if other is replica or other.life not in OPERATING or not mine.intersection(other.spec.gpus):
                 continue
             seen = self._seen.get(other.name)
-            if (seen is not None and seen.life is other.life and seen.ours) or other.op:
+            ours = seen is not None and seen.life is other.life and seen.ours
+            # A unit that came up by itself asked nobody; that its answers are looked at then is no operation of ours.
+            if ours or (other.op and other.life is not Life.STARTING):
                 self._world.fail("7", f"{replica.name} and {other.name} ({other.life}) at once on a GPU")
 
     def note(self, note: Note) -> None:
