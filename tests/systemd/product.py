@@ -278,9 +278,11 @@ class Product:
         """Further settings of a unit for the time of the block."""
         file = self.write_unit(f"{unit}.d/zz-block.conf", text)
         await run("systemctl", "--user", "daemon-reload")
-        yield
-        file.unlink()
-        await run("systemctl", "--user", "daemon-reload")
+        try:
+            yield
+        finally:
+            file.unlink()
+            await run("systemctl", "--user", "daemon-reload")
 
     def start(self) -> None:
         systemctl("start", SOCKET, SERVICE)
