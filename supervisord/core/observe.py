@@ -45,7 +45,10 @@ def unit_changed(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     """A new reading of the unit."""
     if status.invocation and status.invocation == replica.past_invocation:
         return
-    before, replica.unit = replica.unit, status
+    before = replica.unit
+    if before is not None and 0 < status.changed < before.changed:
+        return  # told late: what it was since is known
+    replica.unit = status
     state = status.active_state
     match replica.life:
         case Life.STOPPED:

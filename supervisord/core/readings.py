@@ -21,6 +21,9 @@ class UnitStatus:
     main_pid: int = 0
     exec_main_status: int = 0
     n_restarts: int = 0
+    #: When its state last changed, microseconds since the boot: of two readings the one that is told later need not be
+    #: the newer one. 0: not known.
+    changed: int = 0
     #: The service's own STATUS= text.
     status_text: str = ""
 

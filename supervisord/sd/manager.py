@@ -244,6 +244,7 @@ def reading(unit: str, found: Mapping[str, Any]) -> UnitStatus:
         main_pid=found.get("MainPID", 0),
         exec_main_status=found.get("ExecMainStatus", 0),
         n_restarts=found.get("NRestarts", 0),
+        changed=found.get("StateChangeTimestampMonotonic", 0),
         status_text=found.get("StatusText", ""),
     )
 

@@ -35,6 +35,7 @@ BROKEN = {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.
 READ = (
     *("Id", "LoadState", "ActiveState", "SubState", "InvocationID", "Result", "MainPID", "ExecMainStatus"),
     *("NRestarts", "StatusText", "StandardOutput", "FragmentPath", "DropInPaths"),
+    "StateChangeTimestampMonotonic",
 )
 
 

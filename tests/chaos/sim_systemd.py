@@ -44,6 +44,8 @@ class Unit:
         self._start_after_stop = False
         #: Outdates timers of an earlier state.
         self._epoch = 0
+        #: When it came into the present one, microseconds.
+        self._changed = 0
         #: What the last two looks at its engine answered, true or not; looks may overlap.
         self.said: EngineState | None = None
         self.said_before: EngineState | None = None
@@ -60,7 +62,14 @@ class Unit:
         if self.load_state != "loaded" and self.down:
             return UnitStatus(self.name, self.load_state, "inactive", "dead")
         return UnitStatus(
-            self.name, self.load_state, self.active, self.sub, self.invocation, self.result, n_restarts=self.restarted
+            self.name,
+            self.load_state,
+            self.active,
+            self.sub,
+            self.invocation,
+            self.result,
+            n_restarts=self.restarted,
+            changed=self._changed,
         )
 
     # --- jobs ---
@@ -117,6 +126,8 @@ class Unit:
 
     def _become(self, active: str, sub: str, result: str = "success") -> None:
         self._epoch += 1
+        # No two states at one time: systemd's clock is finer than this world's.
+        self._changed = max(round(self.world.now * 1e6), self._changed + 1)
         self.active, self.sub, self.result = active, sub, result
         if self.engine is not None:
             self.engine.judge()

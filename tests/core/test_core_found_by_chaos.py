@@ -228,3 +228,16 @@ def test_a_sleeper_that_somebody_woke_gets_its_weights_only_when_nobody_else_is_
     assert world.life("b") is Life.ASLEEP
     assert world.life("a") is Life.READY
     assert world.engines["a"].whole
+
+
+def test_a_reading_that_is_older_than_what_is_known_is_no_news():
+    world = World(model(), running=("a",))
+    world.run()
+    now = world.engines["a"].status()
+    world.do(UnitChanged("a", replace(now, changed=2_000)))
+    world.command("a", Verb.SLEEP, 2)
+    late = replace(now, active_state="inactive", sub_state="dead", invocation=f"{99:032x}", changed=1_000)
+    world.do(UnitChanged("a", late))
+    assert world.life() is Life.FALLING_ASLEEP
+    world.do(UnitChanged("a", replace(late, changed=3_000)))
+    assert world.life() is Life.STOPPED

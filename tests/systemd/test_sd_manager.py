@@ -269,6 +269,7 @@ async def test_a_main_process_killed_by_somebody_is_seen_and_counted(manager, un
     os.kill(before.main_pid, signal.SIGKILL)
     after = await seen.until(lambda status: status.n_restarts == 1 and status.active_state == "active")
     assert after.invocation != before.invocation
+    assert 0 < before.changed < after.changed  # which of two readings is the newer one
 
 
 async def test_a_unit_that_is_masked_or_comes_or_goes_is_seen(manager, unit_dir, systemctl):
