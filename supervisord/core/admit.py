@@ -175,7 +175,8 @@ def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
             model.service_seconds = blend(model.service_seconds, max(turn.now - returned.began, 1e-6))
     elif ending in (Ending.CONNECT_FAILED, Ending.STREAM_BROKEN) and returned.generation == replica.generation:
         if replica.life is Life.READY:
-            replica.strikes += 1
+            # Those that fail together, or one that had to be tried all the same, are one failure.
+            replica.strikes += replica.health is not Health.SUSPECT
             demote(turn, replica, f"{ending}: {detail}" if detail else str(ending))
         return True
     if replica.trial_lease == lease_id:

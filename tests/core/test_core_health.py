@@ -79,6 +79,17 @@ def test_a_demotion_is_one_line_however_many_requests_it_cost():
     assert world.noted(NoteKind.DEMOTED) == 1
 
 
+def test_requests_that_fail_together_are_one_failure():
+    world = pair()
+    for lease in [world.admit() for _ in range(8)]:
+        if lease.replica == "a":
+            world.finish(lease, Ending.CONNECT_FAILED, "reset")
+    look(world)
+    replica = world.replica("a")
+    assert replica.health is Health.TRIAL
+    assert replica.trial_at == world.now  # and not half a minute later, as after many trials
+
+
 def test_each_failed_trial_waits_twice_as_long():
     world = pair()
     for strikes in range(1, 5):
