@@ -198,11 +198,18 @@ class Fleet:
             raise AssertionError(f"not seen within {limit:g} s: {what}; {seen}\n{self._log()[-3000:]}") from None
 
     async def becomes(self, name: str, state: str, level: int | None = None) -> None:
-        """Returns when the replica is in ``state`` (asleep at ``level``)."""
+        """Returns when the replica is in ``state`` (asleep at ``level``), or was since this was called.
+
+        What passes within milliseconds is told, but may be over before anybody has looked.
+        """
+        before = len(self.history.get(name, ()))
 
         def reached() -> bool:
-            replicas = self.now().replicas if self.there else ()
-            return any(r.name == name and r.state == state and level in (None, r.sleep_level) for r in replicas)
+            if not self.there:
+                return False
+            now = [(r.state, r.sleep_level) for r in self.now().replicas if r.name == name]
+            since = [*now, *self.history.get(name, [])[before:]]
+            return any(found == state and level in (None, asleep) for found, asleep in since)
 
         await self.until(reached, f"{name} {state} {level or ''}".strip())
 
