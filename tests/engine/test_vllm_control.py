@@ -27,7 +27,8 @@ from supervisord.ports import EngineError
 pytestmark = pytest.mark.vllm
 Real = Any  # conftest's RealEngine
 LONG = 60.0
-AWAKE = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048)
+#: It tells what its KV cache holds: 512 blocks of 32 tokens.
+AWAKE = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, kv_tokens=512 * 32)
 ASLEEP = Probe(EngineState.ASLEEP, "", ("tiny", "tiny-alias"), 2048)
 
 

@@ -38,7 +38,8 @@ async def engine(real: Real) -> AsyncIterator[VllmEngine]:
 
 async def test_without_dev_mode_it_is_awake_and_cannot_sleep(real: Real, engine: VllmEngine) -> None:
     assert real.states == [EngineState.UNREACHABLE, EngineState.AWAKE]
-    assert await engine.probe(LONG) == Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, can_sleep=False)
+    awake = Probe(EngineState.AWAKE, "", ("tiny", "tiny-alias"), 2048, kv_tokens=512 * 32, can_sleep=False)
+    assert await engine.probe(LONG) == awake
     with pytest.raises(EngineError, match=r"404: Not Found \(an engine sleeps only with VLLM_SERVER_DEV_MODE=1\)$"):
         await engine.sleep(1, LONG)
 
