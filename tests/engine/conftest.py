@@ -38,7 +38,7 @@ def engine_dir() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(os.environ.get("VLLM_CPU_DIR") or cache / "vllm-supervisord/vllm-cpu")
     if not (path / ".ready").exists():
-        pytest.skip(f"no CPU engine in {path}: run tests/engine/install")
+        pytest.fail(f"no CPU engine in {path}: run tests/engine/install", pytrace=False)
     return path
 
 
