@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from proxy.keys import ApiKeys
+from proxy.clients.keys import ApiKeys
 
 
 @dataclass(frozen=True, slots=True)

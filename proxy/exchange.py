@@ -1,6 +1,6 @@
 """One request and its answer as the relay handles them, and the three sides it talks to.
 
-HTTP and the network are behind ``Request`` (incoming.py), ``Client`` (client.py) and ``Upstream`` (upstream.py):
+HTTP and the network are behind ``Request`` and ``Client`` (clients/) and ``Upstream`` (engines/):
 what stands here can be replaced or tested without them.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from proxy.body import Body, Splice
-from proxy.facts import Facts
-from proxy.headers import RequestHead, ResponseHead
-from proxy.request import ModelName, UnplacedName
+from proxy.http.body import Body, Splice
+from proxy.http.headers import RequestHead, ResponseHead
+from proxy.reading.facts import Facts
+from proxy.reading.request import ModelName, UnplacedName
+from proxy.reading.usage import Usage
 from proxy.routes import Route
-from proxy.usage import Usage
 from supervisord.core.admission import Lease, Placement, Running
 
 

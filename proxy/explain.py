@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.body import Body
 from proxy.errors import ProxyError
-from proxy.request import read_body
+from proxy.http.body import Body
+from proxy.reading.request import read_body
 from proxy.routes import Handler, Route, match
 from proxy.routing import PolicyBook
 from supervisord.control import ControlError, ErrorCode

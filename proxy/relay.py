@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from proxy.aborted import answer_aborted, event_aborted
 from proxy.attempts import Attempts, tell_the_end
 from proxy.errors import ProxyError, engine_error_event
 from proxy.exchange import (
@@ -23,8 +22,9 @@ from proxy.exchange import (
     UpstreamBroken,
 )
 from proxy.policies.policy import Policy
+from proxy.reading.aborted import answer_aborted, event_aborted
+from proxy.reading.usage import Usage, usage_of
 from proxy.reply import Reply
-from proxy.usage import Usage, usage_of
 from proxy.waiting import wait_for_replica
 from supervisord.control import Failover
 from supervisord.core.admission import Admission, Ending, Lease, Refuse, Wait

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from proxy.errors import Dialect, ProxyError, error_body, error_event, error_headers
 from proxy.exchange import Answer, Client, Outcome
-from proxy.headers import Headers, ResponseHead, own_head
+from proxy.http.headers import Headers, ResponseHead, own_head
 
 
 class Session(Protocol):

@@ -12,23 +12,23 @@ from random import getrandbits
 
 from proxy import routes
 from proxy.accesslog import log_request
-from proxy.client import HttpClient
-from proxy.clients import ClientServer
+from proxy.clients.connected import ClientServer
+from proxy.clients.incoming import HttpRequest
+from proxy.clients.keys import authenticate
+from proxy.clients.response import HttpClient
 from proxy.credentials import Credentials
+from proxy.engines.upstream import Upstreams
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Finished, Observer, Outcome, Stage
 from proxy.explain import explain_route
-from proxy.headers import is_request_id
-from proxy.incoming import HttpRequest
-from proxy.keys import authenticate
-from proxy.realtime import Realtime
+from proxy.http.headers import is_request_id
+from proxy.realtime.endpoint import Realtime
 from proxy.relay import Relay
 from proxy.reply import Reply
 from proxy.routes import Handler
 from proxy.routing import PolicyBook
 from proxy.service import Service
 from proxy.stored import StoredResponses
-from proxy.upstream import Upstreams
 from supervisord.control import Failover
 from supervisord.core.admission import Admission, Explanation
 from supervisord.core.spec import ModelSpec, ProxySpec

@@ -6,18 +6,18 @@ import asyncio
 import json
 from functools import partial
 
-from proxy.cors import Cors
+from proxy.clients.cors import Cors
+from proxy.clients.forwarded import Forwarded, forwarded_fields
+from proxy.clients.intake import receive_body
 from proxy.errors import bad_request
 from proxy.exchange import Exchange, Outcome, Request
-from proxy.facts import Facts
-from proxy.forwarded import Forwarded, forwarded_fields
-from proxy.intake import receive_body
 from proxy.models import model_entry, model_list, model_with_adapter, only_model
 from proxy.policies.policy import Policy
-from proxy.realtime import Realtime
+from proxy.reading.facts import Facts
+from proxy.reading.request import read_body
+from proxy.realtime.endpoint import Realtime
 from proxy.relay import Relay
 from proxy.reply import Reply
-from proxy.request import read_body
 from proxy.routes import Handler, Match, Prompt, Route
 from proxy.routing import PolicyBook, UnknownPolicy
 from proxy.stored import StoredResponses, stored_exchange

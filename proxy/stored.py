@@ -13,12 +13,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from proxy.body import Body
 from proxy.errors import ProxyError
 from proxy.exchange import Answer, ConnectFailed, Exchange, LocalFault, NoFirstByte, Outcome, Upstream, UpstreamBroken
-from proxy.facts import Facts
-from proxy.headers import RequestHead
+from proxy.http.body import Body
+from proxy.http.headers import RequestHead
 from proxy.owners import Owners, is_response_id, response_id
+from proxy.reading.facts import Facts
 from proxy.reply import Reply
 from proxy.routes import Route
 from supervisord.core.admission import Admission, Choice, Ending, Lease, Running, Wait

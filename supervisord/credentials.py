@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 
+from proxy.clients.keys import ApiKeys, KeyFileError, parse_keys
 from proxy.credentials import Credentials
-from proxy.keys import ApiKeys, KeyFileError, parse_keys
 from supervisord.certificates import Certificate, CertificateError, digest_of, make_certificate
 from supervisord.config.problems import ConfigError, Problem
 from supervisord.core.spec import Config, ModelSpec, ProxySpec, ReplicaSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from proxy.facts import Facts
 from proxy.policies.policy import Unobserving
 from proxy.policies.turns import Counter
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, Choice, Explanation, Placement
 
 #: Requests (or conversations) whose replica is remembered per model; about half a kilobyte each.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Generic, TypeVar
 
-from proxy.facts import Facts
+from proxy.reading.facts import Facts
 
 V = TypeVar("V")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.facts import Facts
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, Choice, Explanation, NotYet
 
 #: Monotonic, seconds.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.facts import Facts
 from proxy.policies.held import PREFIXES, WHOLES, Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.policy import Clock
@@ -22,6 +21,7 @@ from proxy.policies.seats import LONG, LONGEST_HOLD, Place, Seats
 from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.policies.tokens import TokenSize
 from proxy.policies.turns import Counter
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Bid, Candidate, Choice, Explanation, NotYet, Placement
 
 #: Seconds that a running request adds to the cost: its share of every step.

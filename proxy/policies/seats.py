@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from proxy.facts import Facts
 from proxy.policies.held import Held
 from proxy.policies.pauses import LONGEST, Pauses
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, NotYet
 
 #: Prompts of fewer tokens need no seat.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from proxy.facts import Facts
 from proxy.policies.held import Held
 from proxy.policies.policy import Unobserving
 from proxy.policies.turns import Counter
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, Choice
 
 

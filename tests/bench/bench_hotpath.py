@@ -64,7 +64,7 @@ class Transport:
 
 def kept_engine(answers: Callable[[], list[bytes]]) -> Any:
     """A connection to an engine that answers every request whose last byte is ``}``."""
-    from proxy.engine import EngineConnection
+    from proxy.engines.engine import EngineConnection
 
     loop = asyncio.get_running_loop()
     connection = EngineConnection()
@@ -138,9 +138,9 @@ async def measure(options: argparse.Namespace) -> None:
     from bench_relay import request
     from stubengine import ANSWER, TICKS, chunk
 
-    from proxy.facts import Facts
-    from proxy.heads import parse_request, parse_response
-    from proxy.request import read_json
+    from proxy.http.heads import parse_request, parse_response
+    from proxy.reading.facts import Facts
+    from proxy.reading.request import read_json
     from proxy.routes import Prompt
     from proxy.routing import PolicyBook
     from proxy.server import PublicProxy
@@ -168,10 +168,9 @@ async def measure(options: argparse.Namespace) -> None:
     def engines(answers: Callable[[], list[bytes]]) -> None:
         upstreams = proxy._upstreams
         upstreams._pools.clear()
-        from proxy import upstream
-
+        pool_of = sys.modules[type(upstreams).__module__]._Pool  # wherever the measured checkout has it
         for replica in replicas:
-            pool = upstreams._pools[replica.endpoint] = upstream._Pool(replica.endpoint)
+            pool = upstreams._pools[replica.endpoint] = pool_of(replica.endpoint)
             for _ in range(4):
                 pool.put(kept_engine(answers))
 

@@ -22,8 +22,8 @@ from monitored import fleet, replica, sources, spec
 
 from proxy.accesslog import log_request
 from proxy.exchange import Finished, Outcome, Stage
+from proxy.reading.usage import Usage
 from proxy.tally import RequestTally
-from proxy.usage import Usage
 from supervisord.core.actions import Note, NoteKind
 from supervisord.core.admission import Placement
 from supervisord.fleet_events import FleetEvents

@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from proxy.facts import Facts, rolling_keys
 from proxy.policies.prefill import Prefill
-from proxy.request import read_json
+from proxy.reading.facts import Facts, rolling_keys
+from proxy.reading.request import read_json
 from proxy.routes import Prompt
 from supervisord.core.admission import Candidate
 

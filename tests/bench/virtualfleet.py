@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from proxy.facts import Facts
+from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, Choice, NotYet
 from supervisord.simulator.cache import BlockPool
 from supervisord.simulator.scheduler import CostModel, Scheduler, Seq
@@ -97,7 +97,7 @@ def block_keys(parts: Sequence[Part], block: int) -> list[int]:
 
 
 def prefix_keys(parts: Sequence[Part]) -> tuple[bytes, ...]:
-    """One key per message as in ``proxy.facts``, but the same in every process: the hashing policies depend on them."""
+    """Keys as in ``proxy.reading.facts``, but the same in every process: the hashing policies depend on them."""
     state = hashlib.sha256()
     keys = []
     for part in parts:

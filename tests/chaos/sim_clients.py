@@ -10,7 +10,7 @@ from sim_ports import UpstreamPort
 
 from proxy.errors import Dialect, ProxyError
 from proxy.exchange import Outcome
-from proxy.facts import Facts
+from proxy.reading.facts import Facts
 from proxy.relay import Relay
 from proxy.routing import PolicyBook
 from supervisord.control import Failover

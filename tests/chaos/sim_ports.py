@@ -11,7 +11,7 @@ from sim_loop import Process
 from sim_systemd import Unit
 
 from proxy.exchange import ConnectFailed, LocalFault, NoFirstByte, UpstreamBroken
-from proxy.headers import ResponseHead
+from proxy.http.headers import ResponseHead
 from supervisord.core.actions import Call
 from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe

@@ -14,13 +14,13 @@ import h11
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from proxy.body import Body
-from proxy.chunks import ChunkError, Chunks
 from proxy.errors import ProxyError
-from proxy.headers import HeadError
-from proxy.heads import parse_request, parse_response
-from proxy.multipart import Form, read_form
-from proxy.request import read_json
+from proxy.http.body import Body
+from proxy.http.chunks import ChunkError, Chunks
+from proxy.http.headers import HeadError
+from proxy.http.heads import parse_request, parse_response
+from proxy.reading.multipart import Form, read_form
+from proxy.reading.request import read_json
 from proxy.routes import Prompt
 
 BOUNDARY = "b"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from targets import TARGETS
 
-from proxy.body import Body
 from proxy.errors import ProxyError
-from proxy.multipart import read_form
+from proxy.http.body import Body
+from proxy.reading.multipart import read_form
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from proxy import websocket
+from proxy.realtime import websocket
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/realtime.md").read_text()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.exchange import Finished, Outcome, Stage
+from proxy.reading.usage import Usage
 from proxy.tally import RequestTally
-from proxy.usage import Usage
 from supervisord.core.admission import Placement
 from supervisord.core.spec import ModelSpec, ReplicaSpec
 from supervisord.core.states import Health, Hold, Life

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proxy.accesslog import log_request
 from proxy.exchange import Finished, Outcome, Stage
-from proxy.usage import Usage
+from proxy.reading.usage import Usage
 from supervisord.fleet_events import EVENTS
 from supervisord.monitoring.catalogue import CATALOGUE, PREFIX, Kind
 from supervisord.monitoring.document import filled

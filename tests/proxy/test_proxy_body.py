@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxyrig import CHAT, chunk, open_files, reply_bytes
 
-from proxy.body import PIECE, Body, Splice
+from proxy.http.body import PIECE, Body, Splice
 
 TEXT = json.dumps({**CHAT, "padding": "x" * 50_000}).encode()
 

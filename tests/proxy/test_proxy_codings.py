@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxyrig import CHAT, PATIENCE, chunk, request_bytes
 
-from proxy.body import PIECE
-from proxy.codings import ACCEPTED, ZSTD_WINDOW, decoder_for
 from proxy.errors import ProxyError
+from proxy.http.body import PIECE
+from proxy.http.codings import ACCEPTED, ZSTD_WINDOW, decoder_for
 
 TEXT = json.dumps({**CHAT, "padding": "x" * 50_000}).encode()
 LIMIT = 1 << 30
@@ -199,8 +199,8 @@ class Gate:
     def __init__(self, monkeypatch):
         self.reached, self.open = threading.Event(), threading.Event()
         self.left = 0
-        monkeypatch.setattr("proxy.intake.AT_ONCE", 1000)
-        monkeypatch.setattr("proxy.intake.decoder_for", lambda *args: Slow(decoder_for(*args), self))
+        monkeypatch.setattr("proxy.clients.intake.AT_ONCE", 1000)
+        monkeypatch.setattr("proxy.clients.intake.decoder_for", lambda *args: Slow(decoder_for(*args), self))
 
     async def wait(self):
         await asyncio.to_thread(self.reached.wait, PATIENCE)

@@ -3,9 +3,9 @@
 import pytest
 from proxyrig import CHAT, STREAM, chunk, event_stream_head, reply_bytes, request_bytes
 
-from proxy.cors import EXPOSED, MAX_AGE
+from proxy.clients.cors import EXPOSED, MAX_AGE
+from proxy.clients.keys import parse_keys
 from proxy.credentials import Credentials
-from proxy.keys import parse_keys
 from supervisord.core.admission import RefusalCode, Refuse
 
 PAGE = "https://chat.example"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.crowd import Crowd, client_of
+from proxy.clients.crowd import Crowd, client_of
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -45,7 +45,7 @@ def test_a_client_without_connections_takes_no_memory():
 @pytest.fixture
 def far_away(monkeypatch):
     """Loopback counts as any address does: a test has no other."""
-    monkeypatch.setattr("proxy.clients.client_of", lambda peer: peer.encode())
+    monkeypatch.setattr("proxy.clients.connected.client_of", lambda peer: peer.encode())
 
 
 @pytest.mark.usefixtures("far_away")

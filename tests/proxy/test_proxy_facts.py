@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.facts import BLOCK, MOST_BLOCKS, Facts
-from proxy.request import read_json
+from proxy.reading.facts import BLOCK, MOST_BLOCKS, Facts
+from proxy.reading.request import read_json
 from proxy.routes import Prompt
 
 

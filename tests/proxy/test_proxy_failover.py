@@ -8,7 +8,7 @@ import socket
 import pytest
 from proxyrig import CHAT, STREAM, Connection, Engine, answer_ok, chunk, event_stream_head, reply_bytes
 
-from proxy.connectors import CONNECTING
+from proxy.engines.connectors import CONNECTING
 from supervisord.control import Failover
 from supervisord.core.admission import Ending, RefusalCode, Refuse
 
@@ -297,7 +297,7 @@ async def test_who_waits_for_a_turn_to_connect_fails_with_those_who_tried(rig, m
         await failed.wait()
         raise ConnectionRefusedError("refused")
 
-    monkeypatch.setattr("proxy.connectors._connect", fail)
+    monkeypatch.setattr("proxy.engines.connectors._connect", fail)
     rig.admission.endpoints["a"] = "unix:/nowhere"
     clients = [await rig.connect() for _ in range(4 * CONNECTING)]
     for client in clients:

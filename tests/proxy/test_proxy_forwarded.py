@@ -6,7 +6,7 @@ import socket
 import pytest
 from proxyrig import Connection, reply_bytes, request_bytes
 
-from proxy.forwarded import forwarded_fields
+from proxy.clients.forwarded import forwarded_fields
 
 CLAIMS = (
     "X-Forwarded-For: 10.0.0.1, 192.0.2.1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: evil\r\n"

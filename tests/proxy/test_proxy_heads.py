@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.chunks import ChunkError, Chunks
-from proxy.headers import HeadError, RequestHead
-from proxy.heads import _parse_request, parse_request, parse_response
+from proxy.http.chunks import ChunkError, Chunks
+from proxy.http.headers import HeadError, RequestHead
+from proxy.http.heads import _parse_request, parse_request, parse_response
 
 TOKEN = st.text("abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)
 VALUE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=20)

@@ -204,7 +204,7 @@ async def test_a_long_request_is_not_timed_out_by_the_head_s_limit(rig):
 
 
 async def test_one_engine_connection_is_used_again_and_not_kept_past_vllm_s_five_seconds(rig):
-    from proxy.upstream import KEEPALIVE
+    from proxy.engines.upstream import KEEPALIVE
 
     assert KEEPALIVE < 5
     engine = await rig.engine()
@@ -273,7 +273,7 @@ async def test_a_defect_of_ours_is_500_and_returns_what_was_taken(rig, access_lo
     async def broken(self, lease, exchange):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("proxy.upstream.Upstreams.send", broken)
+    monkeypatch.setattr("proxy.engines.upstream.Upstreams.send", broken)
     await rig.engine()
     answer = await rig.post()
     assert answer.status == 500

@@ -7,19 +7,20 @@ import pytest
 
 import proxy
 
+FOLDER = Path(proxy.__file__).parent
 EDGES = {
-    "client.py",
-    "connection.py",
-    "incoming.py",
-    "clients.py",
-    "connectors.py",
-    "engine.py",
-    "enginesocket.py",
-    "heads.py",
+    "clients/connected.py",
+    "clients/connection.py",
+    "clients/incoming.py",
+    "clients/response.py",
+    "engines/connectors.py",
+    "engines/engine.py",
+    "engines/enginesocket.py",
+    "engines/upstream.py",
+    "http/heads.py",
     "server.py",
-    "upstream.py",
 }
-FILES = sorted(Path(proxy.__file__).parent.glob("*.py"))
+FILES = sorted(FOLDER.rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -32,21 +33,29 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.name not in EDGES], ids=lambda path: path.name)
+def name(path: Path) -> str:
+    return str(path.relative_to(FOLDER))
+
+
+def test_the_edges_are_there():
+    assert {name(path) for path in FILES} >= EDGES
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name(path) not in EDGES], ids=name)
 def test_what_is_not_an_edge_knows_no_http_library(path):
     roots = {name.split(".")[0] for name in imported(path)}
     assert not roots & {"aiohttp", "yarl", "multidict", "httptools", "dbus_next", "pystemd"}
-    assert not imported(path) & {f"proxy.{edge.removesuffix('.py')}" for edge in EDGES}
+    assert not imported(path) & {f"proxy.{edge.removesuffix('.py').replace('/', '.')}" for edge in EDGES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=name)
 def test_the_proxy_knows_the_supervisor_by_its_interfaces_only(path):
     # (and a histogram, which is plain numbers and nothing of the supervisor's)
     allowed = {"supervisord.control", "supervisord.core.admission", "supervisord.core.spec"}
-    allowed |= {"supervisord.core.histogram"} if path.name == "tally.py" else set()
+    allowed |= {"supervisord.core.histogram"} if name(path) == "tally.py" else set()
     assert {name for name in imported(path) if name.startswith("supervisord")} <= allowed
 
 
 def test_routing_is_pure():
-    path = Path(proxy.__file__).parent / "routing.py"
+    path = FOLDER / "routing.py"
     assert not imported(path) & {"asyncio", "time", "random", "os", "socket", "logging"}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from proxyrig import STREAM, event_stream_head, reply_bytes, request_bytes
 from wsrig import Realtime, handshake, opened
 
+from proxy.clients.keys import KeyFileError, parse_keys
 from proxy.credentials import Credentials
-from proxy.keys import KeyFileError, parse_keys
 
 KEY, OTHER = "ada-key-0123456789abcdef", "bob-key-0123456789abcdef"
 LIST = f"# who may ask\n\nada:{KEY}\n  bob : {OTHER}  \n"

@@ -8,7 +8,7 @@ import socket
 import pytest
 from proxyrig import PATIENCE, STREAM, chunk, event_stream_head, reply_bytes, request_bytes
 
-from proxy.connection import READ_AHEAD
+from proxy.clients.connection import READ_AHEAD
 from supervisord.core.admission import Ending
 
 UPLOAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from proxyrig import CHAT, MODEL, answer_ok, listed
 
-from proxy.facts import Facts
+from proxy.reading.facts import Facts
 
 ADAPTER = {**CHAT, "model": "org/sql-lora"}
 

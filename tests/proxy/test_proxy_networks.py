@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxyrig import MODEL, PATIENCE, Connection, FakeAdmission, request_bytes
 
-from proxy.networks import ClientNetworks
+from proxy.clients.networks import ClientNetworks
 from proxy.server import PublicProxy
 from supervisord.core.spec import ProxySpec
 

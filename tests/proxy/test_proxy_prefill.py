@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.facts import Facts
 from proxy.policies.held import Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.prefill import Prefill
 from proxy.policies.timing import PrefillTime, Sample, Speed
-from proxy.request import read_json
+from proxy.reading.facts import Facts
+from proxy.reading.request import read_json
+from proxy.reading.usage import usage_of
 from proxy.routes import Prompt
-from proxy.usage import usage_of
 from supervisord.core.admission import Candidate, Placement
 
 TOKENS = 4  # bytes per token

@@ -269,7 +269,7 @@ async def test_one_line_tells_of_the_session(rig: Rig, caplog: pytest.LogCapture
 
 
 def test_the_greeting_is_shaped_as_the_engine_s_own():
-    from proxy.events import session_created
+    from proxy.realtime.events import session_created
 
     ours, theirs = session_created(), json.loads(CREATED)
     assert ours.keys() == theirs.keys()

@@ -16,14 +16,14 @@ from supervisord.core.admission import Ending, RefusalCode, Refuse
 @pytest.fixture
 def pings_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent clients are pinged soon, and given up soon."""
-    monkeypatch.setattr("proxy.session.PING_AFTER", 0.05)
+    monkeypatch.setattr("proxy.realtime.session.PING_AFTER", 0.05)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not answer is not waited for."""
-    monkeypatch.setattr("proxy.session.CLOSE_PATIENCE", 0.05)
-    monkeypatch.setattr("proxy.enginesocket.PATIENCE", 0.1)
+    monkeypatch.setattr("proxy.realtime.session.CLOSE_PATIENCE", 0.05)
+    monkeypatch.setattr("proxy.engines.enginesocket.PATIENCE", 0.1)
 
 
 async def test_an_engine_s_close_reaches_the_client_as_it_is(rig: Rig):

@@ -6,7 +6,7 @@ import pytest
 from proxyrig import Rig, request_bytes
 from wsrig import CREATED, KEY, UPDATE, Realtime, greeted, handshake, opened, text
 
-from proxy.upgrade import check_handshake
+from proxy.realtime.upgrade import check_handshake
 from supervisord.core.admission import RefusalCode, Refuse
 
 WRONG = {
@@ -184,8 +184,8 @@ async def test_a_request_id_is_made_where_none_came(rig: Rig):
 
 
 def test_the_example_of_the_rfc():
-    from proxy.heads import parse_request
-    from proxy.upgrade import answer_lines
+    from proxy.http.heads import parse_request
+    from proxy.realtime.upgrade import answer_lines
 
     head = parse_request(handshake())
     check_handshake(head, ())

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.body import Body
 from proxy.errors import ProxyError
-from proxy.members import read_members
-from proxy.request import _read_exactly, read_json
+from proxy.http.body import Body
+from proxy.reading.members import read_members
+from proxy.reading.request import _read_exactly, read_json
 from proxy.routes import Prompt
 
 SPACE = st.text(" \t\n\r", max_size=3)

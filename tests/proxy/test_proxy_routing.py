@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.facts import Facts, rolling_keys
 from proxy.policies.classic import Adaptive, Affinity, Owners, RoundRobin
 from proxy.policies.prefill import Prefill
+from proxy.reading.facts import Facts, rolling_keys
 from proxy.routing import POLICIES, PolicyBook
 from supervisord.core.admission import Candidate, Choice, Placement, RefusalCode
 from supervisord.core.spec import ModelSpec, ReplicaSpec

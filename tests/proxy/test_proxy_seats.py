@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.facts import Facts
 from proxy.policies.pauses import FEWEST, LONGEST, MARGIN, PAUSES, Pauses
 from proxy.policies.prefill import Prefill
 from proxy.policies.seats import LONGEST_HOLD
 from proxy.policies.tokens import TokenSize
+from proxy.reading.facts import Facts
 from proxy.routing import PolicyBook
 from supervisord.core.admission import Candidate, Choice, NotYet
 from supervisord.core.spec import ModelSpec, ReplicaSpec, WakeLimits

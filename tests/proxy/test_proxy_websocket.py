@@ -9,8 +9,17 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 
-from proxy import websocket
-from proxy.websocket import Frames, MessageReader, WebSocketError, close_code, close_frame, frame, masked, read_head
+from proxy.realtime import websocket
+from proxy.realtime.websocket import (
+    Frames,
+    MessageReader,
+    WebSocketError,
+    close_code,
+    close_frame,
+    frame,
+    masked,
+    read_head,
+)
 
 CONTROL = st.tuples(st.sampled_from([Opcode.PING, Opcode.PONG]), st.binary(max_size=125))
 PAYLOAD = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(lambda size: b"x" * size))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from proxy.headers import Headers, RequestHead
+from proxy.http.headers import Headers, RequestHead
 
 #: Fields of an answer that a page may read, besides the few that it always may.
 EXPOSED = "x-request-id, x-vllmctl-replica, x-vllmctl-route, retry-after"

@@ -1,9 +1,9 @@
 """Reading a request's body without rewriting it: the model, the facts for routing, and where the model's name stands.
 
 What is accepted, and what it means, is exactly ``json.loads``. Nearly every body is read the quick way (see
-``proxy.members``). For the others the top level is walked member by member with the standard library's own scanner, and
-every member's place in the text comes for free. Nothing is ever re-serialised: where a replica serves the model under
-another name, the bytes of that one string are replaced.
+``proxy.reading.members``). For the others the top level is walked member by member with the standard library's own
+scanner, and every member's place in the text comes for free. Nothing is ever re-serialised: where a replica serves the
+model under another name, the bytes of that one string are replaced.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
-from proxy.body import Body, Splice
 from proxy.errors import bad_request
-from proxy.facts import Facts, Value, facts_of
-from proxy.members import read_members
-from proxy.multipart import read_form
+from proxy.http.body import Body, Splice
+from proxy.reading.facts import Facts, Value, facts_of
+from proxy.reading.members import read_members
+from proxy.reading.multipart import read_form
 from proxy.routes import Handler, Prompt, Route
 
 #: The standard library's own scanner: the value at a place of a text, and where it ends.

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import brotli
 
-from proxy.body import PIECE, too_large
 from proxy.errors import ProxyError, bad_request
+from proxy.http.body import PIECE, too_large
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -7,11 +7,22 @@ from collections.abc import Callable
 from typing import cast
 
 from proxy.exchange import ConnectFailed, Source
-from proxy.headers import HeadError
-from proxy.heads import MAX_HEAD, parse_response
-from proxy.session import EngineRefused
-from proxy.upgrade import check_answer
-from proxy.websocket import BINARY, CLOSE, PING, PONG, TEXT, Message, MessageReader, WebSocketError, close_code, frame
+from proxy.http.headers import HeadError
+from proxy.http.heads import MAX_HEAD, parse_response
+from proxy.realtime.session import EngineRefused
+from proxy.realtime.upgrade import check_answer
+from proxy.realtime.websocket import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Message,
+    MessageReader,
+    WebSocketError,
+    close_code,
+    frame,
+)
 
 #: Seconds from our handshake to the engine's greeting. It does nothing for either but answer: no model is asked.
 PATIENCE = 30.0
@@ -20,7 +31,7 @@ MOST_GREETING = 64 * 1024
 
 
 class EngineSocket(asyncio.Protocol):
-    """A connection to an engine; see ``proxy.session.Engine``."""
+    """A connection to an engine; see ``proxy.realtime.session.Engine``."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -52,7 +63,7 @@ class EngineSocket(asyncio.Protocol):
     def attach(
         self, consume: Callable[[bytes], None], source: Source, lost: Callable[[BaseException | None], None]
     ) -> None:
-        """See ``proxy.session.Engine``."""
+        """See ``proxy.realtime.session.Engine``."""
         self._feed, self._on_lost, self._source = consume, lost, source
         if rest := self._messages.rest():
             consume(rest)

@@ -8,8 +8,8 @@ import time
 from os import urandom
 from urllib.parse import quote, unquote_plus
 
-from proxy import websocket
 from proxy.errors import ProxyError, bad_request
+from proxy.realtime import websocket
 
 #: Our codes whose close code does not follow from their status.
 _CLOSE_CODES = {

@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.attempts import Attempts
-from proxy.body import Body
-from proxy.early import Respell
 from proxy.errors import ProxyError
-from proxy.events import is_session_created, model_in_query, respelled, session_created
 from proxy.exchange import ConnectFailed, Exchange, LocalFault, Outcome, Request, Stage, UpstreamBroken
-from proxy.facts import Facts
+from proxy.http.body import Body
 from proxy.models import only_model
 from proxy.policies.policy import Policy
+from proxy.reading.facts import Facts
+from proxy.reading.request import read_json
+from proxy.realtime.early import Respell
+from proxy.realtime.events import is_session_created, model_in_query, respelled, session_created
+from proxy.realtime.session import Engine, EngineRefused, Session
+from proxy.realtime.upgrade import answer_lines, check_handshake
+from proxy.realtime.websocket import Message
 from proxy.reply import Reply
-from proxy.request import read_json
 from proxy.routes import Prompt, Route
-from proxy.session import Engine, EngineRefused, Session
-from proxy.upgrade import answer_lines, check_handshake
 from proxy.waiting import wait_for_replica
-from proxy.websocket import Message
 from supervisord.core.admission import Admission, Ending, Lease, Refuse, Wait
 from supervisord.core.spec import ProxySpec
 

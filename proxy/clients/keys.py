@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from proxy.errors import ProxyError
-from proxy.headers import Fields, RequestHead
+from proxy.http.headers import Fields, RequestHead
 
 #: A shorter one can be guessed.
 SHORTEST = 16

@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from typing import Any
 
-from proxy.client import HttpClient
-from proxy.connection import ClientConnection
-from proxy.crowd import Crowd, client_of
+from proxy.clients.connection import ClientConnection
+from proxy.clients.crowd import Crowd, client_of
+from proxy.clients.incoming import HttpRequest
+from proxy.clients.networks import ClientNetworks
+from proxy.clients.response import HttpClient
+from proxy.clients.tls import TlsConnection
 from proxy.errors import ProxyError
-from proxy.incoming import HttpRequest
-from proxy.networks import ClientNetworks
-from proxy.tls import TlsConnection
 from supervisord.core.spec import ProxySpec
 
 Handler = Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol, cast
 
-from proxy.client import HttpClient
+from proxy.clients.incoming import HttpRequest
+from proxy.clients.networks import ClientNetworks
+from proxy.clients.response import HttpClient
 from proxy.errors import Dialect, ProxyError, error_body, error_headers
 from proxy.exchange import Source
-from proxy.headers import HeadError
-from proxy.heads import parse_request, too_long
-from proxy.incoming import HttpRequest
-from proxy.networks import ClientNetworks
+from proxy.http.headers import HeadError
+from proxy.http.heads import parse_request, too_long
 from supervisord.core.spec import ProxySpec
 
 #: Bytes of a response that may be unsent before its source is held.
@@ -26,7 +26,7 @@ SLOWEST_BODY = 1024
 
 
 class Server(Protocol):
-    """What a connection needs of the port that it belongs to (see ``proxy.clients``)."""
+    """What a connection needs of the port that it belongs to (see ``proxy.clients.connected``)."""
 
     @property
     def spec(self) -> ProxySpec: ...

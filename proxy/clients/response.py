@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from proxy.exchange import ClientGone, Source
-from proxy.headers import RequestHead, ResponseHead
+from proxy.http.headers import RequestHead, ResponseHead
 
 #: A stream that breaks within a chunk is told so inside that chunk, which must be filled: more than this is cut.
 _MOST_PADDING = 64 * 1024

@@ -3,7 +3,7 @@
 This is the quick way for what nearly every client sends: UTF-8, strict JSON, messages in a list. msgspec
 walks over the text, checks its structure and gives slices. It means the same as ``json.loads`` by what both accept, and
 it accepts less, with two exceptions that are asked for beforehand: it does not look at the encoding of strings that it
-steps over, nor at the length of numbers. What it refuses takes the long way (see ``proxy.request``).
+steps over, nor at the length of numbers. What it refuses takes the long way (see ``proxy.reading.request``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import msgspec
 
-from proxy.facts import SEED_MEMBERS, Facts, blocks, canonical, is_instruction, rolling_keys
+from proxy.reading.facts import SEED_MEMBERS, Facts, blocks, canonical, is_instruction, rolling_keys
 from proxy.routes import Prompt
 
 _ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
@@ -66,7 +66,7 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
         model = _TEXT.decode(members.model) if members.model else None
         texts = _texts(members, prompt)
         instructions = _instructions(members, prompt, texts) if prompt is not Prompt.COMPLETION else 0
-        # What is cached is then not the text as it stands (see ``proxy.facts``).
+        # What is cached is then not the text as it stands (see ``proxy.reading.facts``).
         meanings = None
         if prompt is Prompt.MESSAGES or (b'"cache_control"' in data and any(b'"cache_control"' in t for t in texts)):
             meanings = [canonical(msgspec.json.decode(text)) for text in texts]

@@ -1,6 +1,7 @@
 """Bytes to heads, by llhttp in its strict mode: token and value characters, line ends, folding, lengths.
 
-What llhttp lets pass and a relay must not is refused around it, and what a head means is ``proxy.headers``'s matter.
+What llhttp lets pass and a relay must not is refused around it, and what a head means is the matter of
+``proxy.http.headers``.
 
 A client's next head, and an engine's, is most often the one before but for its Content-Length: what was read lately is
 remembered without that number, which saves nine tenths of the time.
@@ -13,7 +14,7 @@ from functools import lru_cache
 
 import httptools
 
-from proxy.headers import Fields, HeadError, RequestHead, ResponseHead, request_head, response_head
+from proxy.http.headers import Fields, HeadError, RequestHead, ResponseHead, request_head, response_head
 
 #: Longest request line (414), longest field line and whole head, bytes, and most fields (431).
 MAX_LINE = 64 * 1024

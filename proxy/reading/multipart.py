@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from proxy.body import Body
 from proxy.errors import bad_request
+from proxy.http.body import Body
 
 _BOUNDARY = re.compile(r'(?i);\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))')
 #: RFC 7578 4.2: what a part is. A line that could be read in two ways is no such line.

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from proxy.body import Body, Splice
-from proxy.connectors import LOCAL_ERRORS, Connector
-from proxy.engine import Conversation, EngineConnection, StaleConnection
-from proxy.enginesocket import EngineSocket
+from proxy.engines.connectors import LOCAL_ERRORS, Connector
+from proxy.engines.engine import Conversation, EngineConnection, StaleConnection
+from proxy.engines.enginesocket import EngineSocket
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
-from proxy.upgrade import engine_request
-from proxy.websocket import Message, new_key
+from proxy.http.body import Body, Splice
+from proxy.realtime.upgrade import engine_request
+from proxy.realtime.websocket import Message, new_key
 from supervisord.core.admission import Lease, Running
 from supervisord.core.spec import ProxySpec
 
@@ -57,7 +57,7 @@ class Upstreams:
             raise ConnectFailed(f"{place.endpoint} closed the connection without an answer") from None
 
     async def session(self, lease: Lease, exchange: Exchange, target: str) -> tuple[EngineSocket, Message]:
-        """See ``proxy.realtime.Sockets``."""
+        """See ``proxy.realtime.endpoint.Sockets``."""
         engine = await self._pool(lease).open(EngineSocket, self._spec.connect_timeout)
         try:
             challenge = new_key()

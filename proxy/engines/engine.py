@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from proxy.aborted import event_aborted
-from proxy.chunks import ChunkError, Chunks
 from proxy.exchange import Client, NoFirstByte, UpstreamBroken
-from proxy.headers import HeadError, ResponseHead
-from proxy.heads import MAX_HEAD, parse_response
+from proxy.http.chunks import ChunkError, Chunks
+from proxy.http.headers import HeadError, ResponseHead
+from proxy.http.heads import MAX_HEAD, parse_response
+from proxy.reading.aborted import event_aborted
 
 _ABORTED = "the engine aborted the request"
 #: Bytes of a piece that are looked at again with the next one, where an event is cut in two.

@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from proxy import websocket
-from proxy.early import Early, Respell
 from proxy.errors import ProxyError
-from proxy.events import close_code_of, error_event
 from proxy.exchange import Client, ClientGone, Outcome, Request, Source, UpstreamBroken
+from proxy.realtime import websocket
+from proxy.realtime.early import Early, Respell
+from proxy.realtime.events import close_code_of, error_event
+from proxy.realtime.websocket import Frames, Message, WebSocketError, close_code, close_frame, frame, text_frame
 from proxy.reply import Reply
-from proxy.websocket import Frames, Message, WebSocketError, close_code, close_frame, frame, text_frame
 
 #: Seconds of a client's silence after which it is pinged; after as much again it is taken for gone.
 PING_AFTER = 20.0

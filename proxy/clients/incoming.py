@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.chunks import ChunkError, Chunks
-from proxy.client import HttpClient, Transport
+from proxy.clients.response import HttpClient, Transport
 from proxy.errors import ProxyError, bad_request
 from proxy.exchange import Source
-from proxy.headers import RequestHead
+from proxy.http.chunks import ChunkError, Chunks
+from proxy.http.headers import RequestHead
 
 
 class Connection(Protocol):

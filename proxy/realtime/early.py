@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from proxy import websocket
-from proxy.websocket import Message, MessageReader, WebSocketError, frame
+from proxy.realtime import websocket
+from proxy.realtime.websocket import Message, MessageReader, WebSocketError, frame
 
 #: Bytes of an event that must be read before an engine is there. One of vLLM's that names a model has 50.
 MOST_FIRST = 1024 * 1024

@@ -25,7 +25,7 @@ _RECORD = 16 * 1024
 
 
 class Door(Protocol):
-    """What is asked of the port at the door (see ``proxy.clients``)."""
+    """What is asked of the port at the door (see ``proxy.clients.connected``)."""
 
     def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None: ...
 
@@ -33,7 +33,7 @@ class Door(Protocol):
 
 
 class Connection(Protocol):
-    """The connection of a client (see ``proxy.connection``)."""
+    """The connection of a client (see ``proxy.clients.connection``)."""
 
     @property
     def peer(self) -> str: ...

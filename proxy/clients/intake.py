@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from proxy.body import Body, too_large
-from proxy.codings import Decoder, decoder_for
 from proxy.errors import ProxyError
 from proxy.exchange import Request
+from proxy.http.body import Body, too_large
+from proxy.http.codings import Decoder, decoder_for
 from supervisord.core.spec import ProxySpec
 
 #: Bytes that are unpacked as they come. Four hundred bytes can hold a quarter of a gigabyte, which takes more than a

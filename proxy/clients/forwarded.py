@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from proxy.headers import Fields
+from proxy.http.headers import Fields
 
 _QUOTED = re.compile(rb'["\\]')
 

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from proxy.errors import ProxyError, bad_request
-from proxy.headers import HeadError, RequestHead, ResponseHead
-from proxy.websocket import accept_of
+from proxy.http.headers import HeadError, RequestHead, ResponseHead
+from proxy.realtime.websocket import accept_of
 
 VERSION = "13"
 #: The subprotocol that OpenAI's clients in a browser offer, which give up if none of theirs is taken. vLLM takes none;

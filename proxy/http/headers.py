@@ -31,7 +31,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-#: What a client says of those before it, which nobody can check. See ``proxy.forwarded``.
+#: What a client says of those before it, which nobody can check. See ``proxy.clients.forwarded``.
 _HEARSAY = frozenset(
     {
         b"forwarded",
@@ -42,7 +42,7 @@ _HEARSAY = frozenset(
         b"x-real-ip",
     }
 )
-#: An engine's opinion on who may use it from a browser. See ``proxy.cors``.
+#: An engine's opinion on who may use it from a browser. See ``proxy.clients.cors``.
 _CORS = frozenset(
     {
         b"access-control-allow-credentials",

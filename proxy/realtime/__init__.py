@@ -1,0 +1,1 @@
+"""WebSocket sessions (``/v1/realtime``): from the handshake to the close of both ends."""
