@@ -53,6 +53,8 @@ RULES = {
     "proxy": (("proxy", "supervisord.core", "supervisord.control"), ()),
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),
+    "supervisord/pull/hub.py": ((), ("huggingface_hub",)),
+    "supervisord/pull": (("supervisord",), ()),
     "supervisord/simulator": (("supervisord.simulator", VERSION), ("aiohttp", "multidict", "yarl")),
     "supervisord/engine": (("supervisord.engine", "supervisord.core", "supervisord.ports"), ("aiohttp",)),
     "supervisord/sd": (
@@ -78,6 +80,7 @@ HOMES = {
     "backports": ("proxy/http/codings.py",),
     "uvloop": ("supervisord/app.py",),
     "dbus_next": ("supervisord/bus", "supervisord/sd/bus.py"),
+    "huggingface_hub": ("supervisord/pull/hub.py",),
     "pystemd": ("supervisord/sd/worker.py",),
     "sdnotify": ("supervisord/sd/notify.py",),
     "prometheus_client": ("supervisord/monitoring/collector.py",),

@@ -1,0 +1,1 @@
+"""``vllmctl pull``."""
