@@ -4,7 +4,7 @@ function __vllmctl_names
     vllmctl list --names --timeout 2 2>/dev/null
 end
 
-set -l commands status list watch logs doctor up down sleep wake restart drain reload config bench route
+set -l commands status list watch logs doctor up down sleep wake restart drain pull reload config bench route
 set -l operations up down sleep wake restart drain
 
 complete -c vllmctl -f
@@ -27,17 +27,18 @@ complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a sleep -d '
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a wake -d 'Wake sleeping replicas'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a restart -d 'Restart the units'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a drain -d 'Give replicas no new requests'
+complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a pull -d 'Fetch what replicas will need'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a reload -d 'Have the daemon read its configuration again'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a config -d 'Look at the configuration on disk'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a bench -d "Measure this machine's own replicas"
 
-complete -c vllmctl -n "__fish_seen_subcommand_from status logs $operations" -a '(__vllmctl_names)'
-complete -c vllmctl -n "__fish_seen_subcommand_from $operations" -l all -d 'Every model'
+complete -c vllmctl -n "__fish_seen_subcommand_from status logs pull $operations" -a '(__vllmctl_names)'
+complete -c vllmctl -n "__fish_seen_subcommand_from pull $operations" -l all -d 'Every model'
 complete -c vllmctl -n '__fish_seen_subcommand_from sleep' -s l -l level -x -a '1 2' -d 'Sleep level'
 complete -c vllmctl -n '__fish_seen_subcommand_from list' -l names -d 'Only names'
 complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s f -l follow -d 'Go on with new lines'
 complete -c vllmctl -n '__fish_seen_subcommand_from logs' -s n -l lines -x -a 'all 20 100 1000' -d 'How many lines'
-complete -c vllmctl -n '__fish_seen_subcommand_from logs doctor config' -l config -r -d 'Main configuration file'
+complete -c vllmctl -n '__fish_seen_subcommand_from logs doctor pull config' -l config -r -d 'Main configuration file'
 complete -c vllmctl -n '__fish_seen_subcommand_from config; and not __fish_seen_subcommand_from check show schema path' -a 'check show schema path'
 complete -c vllmctl -n "not __fish_seen_subcommand_from $commands" -a route -d 'See where requests go'
 complete -c vllmctl -n '__fish_seen_subcommand_from route; and not __fish_seen_subcommand_from explain' -a explain

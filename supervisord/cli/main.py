@@ -74,6 +74,8 @@ def _interrupted(session: Session) -> Exit:
         session.console.note(
             "\nvllmctl: not waiting any longer; the operation goes on in the daemon ('vllmctl status' shows it)."
         )
+    if session.args.command == "pull":
+        session.console.note("\nvllmctl: stopped; every file that has come as a whole stays for the next pull.")
     return Exit.INTERRUPTED
 
 

@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _look(add)
     _operate(add)
+    _prepare(add)
     _configure(add)
     _route(add)
     _measure(add)
@@ -160,6 +161,18 @@ def _operate(add: Add) -> None:
                 default=1,
                 help="1: weights to host memory, quick to wake (default); 2: weights dropped",
             )
+
+
+def _prepare(add: Add) -> None:
+    pull = add(
+        "pull",
+        "supervisord.cli.pull.run:run_pull",
+        "fetch what replicas will need (weights, a Quadlet's image); nothing is woken",
+        "  vllmctl pull chat\n  vllmctl pull --all --quiet && vllmctl up --all",
+    )
+    _targets(pull, "a model, an alias, or a replica")
+    pull.add_argument("--all", action="store_true", help="every model")
+    _config_file(pull)
 
 
 def _configure(add: Add) -> None:
