@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import time
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 
 from proxy.exchange import Finished, Outcome
 
 log = logging.getLogger("proxy.access")
 
-_PLAIN = re.compile(r"[\x21\x23-\x3c\x3e-\x5b\x5d-\x7e]+")
 #: Characters of a value in the text; what is longer tells no more.
 _MOST_SHOWN = 1000
+_PLAIN = re.compile(rf"[\x21\x23-\x3c\x3e-\x5b\x5d-\x7e]{{1,{_MOST_SHOWN}}}")
 #: What all records of ours have in common.
 _ANY_RECORD = vars(logging.LogRecord(log.name, logging.INFO, "", 0, "", (), None))
 #: A client that left before it had its answer, in nginx's numbering.
@@ -25,13 +26,7 @@ def log_request(finished: Finished, outcome: Outcome) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     fields = _fields(finished, outcome)
-    text = " ".join(
-        [
-            f"{name}={_shown(value) if isinstance(value, str) else value}"
-            for name, value in fields.items()
-            if value is not None and value != ""
-        ]
-    )
+    text = _text(fields, finished, outcome)
     # As log.info does it, without looking for the caller in the stack and taking its path apart: a third of the whole.
     record, now = logging.LogRecord.__new__(logging.LogRecord), time.time()
     # ``told``: the text has all of the fields.
@@ -69,8 +64,10 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
         fields["ttft"] = round(outcome.computed - started, 6)
     if outcome.usage is not None:
         fields["prompt_tokens"] = outcome.usage.prompt
-        fields["completion_tokens"] = outcome.usage.completion
-        fields["cached_tokens"] = outcome.usage.cached
+        if outcome.usage.completion is not None:
+            fields["completion_tokens"] = outcome.usage.completion
+        if outcome.usage.cached is not None:
+            fields["cached_tokens"] = outcome.usage.cached
     if outcome.close is not None:
         fields["close"] = outcome.close
     if outcome.status == CLIENT_GONE:
@@ -78,6 +75,31 @@ def _fields(finished: Finished, outcome: Outcome) -> dict[str, object]:
     return fields
 
 
+def _text(fields: dict[str, object], finished: Finished, outcome: Outcome) -> str:
+    """``name=value ...`` of what is said, a value being quoted where it must."""
+    others = f"{finished.method}{finished.route}{outcome.model}{outcome.replica}{finished.id}{finished.peer}"
+    silent = outcome.key or outcome.code or outcome.details
+    given = outcome.model and outcome.replica and outcome.reason and outcome.first_byte is not None
+    if given and not silent and _PLAIN.fullmatch(others):
+        # An engine's answer, most often: all is said but these three, and only the reason must be quoted.
+        said = fields.copy()
+        del said["key"], said["code"], said["detail"]
+        said["reason"] = _shown(outcome.reason)
+    else:
+        said = {
+            name: _shown(value) if isinstance(value, str) else value
+            for name, value in fields.items()
+            if value is not None and value != ""
+        }
+    return _template(tuple(said)) % tuple(said.values())
+
+
 def _shown(value: str) -> str:
     value = value[:_MOST_SHOWN]
     return value if _PLAIN.fullmatch(value) else encode_basestring_ascii(value)
+
+
+@lru_cache(256)
+def _template(names: tuple[str, ...]) -> str:
+    """Requests differ little in what there is to say of them."""
+    return " ".join([f"{name}=%s" for name in names])

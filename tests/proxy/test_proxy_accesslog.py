@@ -1,10 +1,17 @@
 """What the line of a request tells beyond its status: who asked, how long it waited, where its client left it."""
 
 import asyncio
+import json
 import logging
+import re
+from random import Random
 
 import pytest
 from proxyrig import STREAM, chunk, event_stream_head, reply_bytes, request_bytes
+
+from proxy.accesslog import log_request
+from proxy.exchange import Finished, Outcome
+from proxy.usage import Usage
 
 USAGE = b'"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":25}}'
 
@@ -112,3 +119,41 @@ async def test_what_is_no_request_is_one_line_too(rig, lines):
     (fields,) = await lines()
     assert (fields["status"], fields["route"], fields["client"]) == (400, "-", "127.0.0.1")
     assert "cannot parse the request" in fields["detail"]
+
+
+VALUES = ["r0", "a=b", 'a"b', "a\\b", "a b", "ü", "\n", "\ud800", "a" * 1000, "a" * 1001]
+#: As a whole line is read: a name, and a value that is plain or in JSON's quotes.
+SAID = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^" ]+)(?: |$)')
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_text_of_a_line_says_what_its_fields_say(seed, caplog):
+    random = Random(seed)
+
+    def some(*values):
+        return random.choice(["m", "m", "m", *values])
+
+    finished = Finished("POST", "/v1", some(*VALUES), some(*VALUES), 1.0, 1.5)
+    outcome = Outcome(
+        status=random.choice([200, 499]),
+        **{name: some("", *VALUES) for name in ("model", "replica", "reason")},
+        **{name: random.choice(["", "", "", *VALUES]) for name in ("code", "key")},
+        first_byte=random.choice([None, 1.25, 1.25]),
+        computed=1.3,
+        stream=random.random() < 0.5,
+        attempts=random.choice([0, 1, 2]),
+        queued=random.choice([0.0, 0.5]),
+        usage=random.choice([None, Usage(1, 2, 3), Usage(1, None, None)]),
+        close=random.choice([None, 1000]),
+        details=random.choice([[], ["it broke", "twice"]]),
+    )
+    with caplog.at_level(logging.INFO, "proxy.access"):
+        log_request(finished, outcome)
+    (record,) = caplog.records
+    said = SAID.findall(record.message)
+    assert "".join(f"{name}={value} " for name, value in said).rstrip() == record.message
+    expected = {name: value for name, value in record.fields.items() if value not in ("", None)}
+    assert [name for name, _ in said] == list(expected)
+    for name, text in said:
+        value = json.loads(text) if text.startswith('"') else text
+        assert value == str(expected[name])[:1000]
