@@ -116,6 +116,9 @@ _STORED = {row.path.partition("{id}")[2]: row for row in ROUTES if row.handler i
 
 def match(method: str, target: str) -> Match:
     """Find the route of a raw request target (path and query as they came); raises ``ProxyError`` 404 or 405."""
+    found = _EXACT.get(target)
+    if found is not None and method in found.route.methods:
+        return found
     if target == "*":
         return Match(_SERVER, options=True)
     path = target.partition("?")[0]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 
 #: Fields of a message of our own making.
 Headers = list[tuple[str, str]]
@@ -115,7 +114,20 @@ class RequestHead:
 
     def copy(self) -> RequestHead:
         """One of one's own."""
-        return RequestHead(*_ALL_OF_REQUEST(self))
+        return RequestHead(
+            self.method,
+            self.target,
+            self.http11,
+            self.keep_alive,
+            self.length,
+            self.expect,
+            self.content_type,
+            self.content_encoding,
+            self.request_id,
+            self.routing,
+            self.upgrade,
+            self.passing,
+        )
 
     def field(self, name: bytes) -> bytes:
         """The value of the first field called ``name`` (lower case) of those that pass; empty where there is none."""
@@ -127,13 +139,12 @@ class RequestHead:
         ``decoded``: the body no longer has its Content-Encoding. ``key``: what the engine asks for, unless the client
         has credentials of its own.
         """
-        lines = [_first_lines(self.method, self.target, self.passing)]
+        lines = _first_lines(self.method, self.target, self.passing)
         if key and not any(name.lower() == b"authorization" for name, _ in self.passing):
-            lines.append(b"Authorization: Bearer %b" % key.encode("latin-1", "replace"))
+            lines += b"Authorization: Bearer %b\r\n" % key.encode("latin-1", "replace")
         if self.content_encoding and not decoded:
-            lines.append(b"Content-Encoding: %b" % self.content_encoding.encode("latin-1"))
-        lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (request_id.encode(), length))
-        return b"\r\n".join(lines)
+            lines += b"Content-Encoding: %b\r\n" % self.content_encoding.encode("latin-1")
+        return b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (lines, request_id.encode(), length)
 
 
 @dataclass(slots=True)
@@ -150,22 +161,27 @@ class ResponseHead:
     #: Whether the connection can carry another request.
     keep_alive: bool = True
     content_type: str = ""
+    #: Whether the body is server-sent events.
+    is_event_stream: bool = False
     encoded: bool = False
     has_request_id: bool = False
     has_date: bool = False
 
     def copy(self) -> ResponseHead:
         """One of one's own."""
-        return ResponseHead(*_ALL_OF_RESPONSE(self))
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Server-sent events."""
-        return self.content_type.startswith("text/event-stream")
-
-
-_ALL_OF_REQUEST = attrgetter(*(field.name for field in fields(RequestHead)))
-_ALL_OF_RESPONSE = attrgetter(*(field.name for field in fields(ResponseHead)))
+        return ResponseHead(
+            self.status,
+            self.reason,
+            self.lines,
+            self.length,
+            self.chunked,
+            self.keep_alive,
+            self.content_type,
+            self.is_event_stream,
+            self.encoded,
+            self.has_request_id,
+            self.has_date,
+        )
 
 
 def request_head(method: str, target: str, http11: bool, fields: Fields, authority: bytes = b"") -> RequestHead:
@@ -230,7 +246,7 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
 @lru_cache(256)
 def _first_lines(method: str, target: str, fields: tuple[Field, ...]) -> bytes:
     """The same for most requests of a client, as its head is."""
-    return b"\r\n".join([f"{method} {target} HTTP/1.1".encode(), *[b"%b: %b" % pair for pair in fields]])
+    return b"".join([f"{method} {target} HTTP/1.1\r\n".encode(), *[b"%b: %b\r\n" % pair for pair in fields]])
 
 
 def response_head(status: int, reason: str, http11: bool, fields: Fields) -> ResponseHead:
@@ -253,6 +269,7 @@ def response_head(status: int, reason: str, http11: bool, fields: Fields) -> Res
                 options += b"," + value
             case b"content-type":
                 head.content_type = value.decode("latin-1")
+                head.is_event_stream = _is_event_stream(head.content_type)
                 passing.append(pair)
             case b"content-encoding":
                 head.encoded = bool(value)
@@ -285,12 +302,18 @@ def own_head(status: int, reason: str, headers: Iterable[tuple[str, str]], lengt
         lines.append(f"{name}: {value}\r\n")
         if name.lower() == "content-type":
             content_type = value
-    return ResponseHead(status, reason, "".join(lines).encode("latin-1", "replace"), length, content_type=content_type)
+    head = ResponseHead(status, reason, "".join(lines).encode("latin-1", "replace"), length, content_type=content_type)
+    head.is_event_stream = _is_event_stream(content_type)
+    return head
 
 
 def is_request_id(value: str) -> bool:
     """Whether a client's X-Request-Id can be used as it is: it goes into logs and headers."""
     return _REQUEST_ID.fullmatch(value) is not None
+
+
+def _is_event_stream(content_type: str) -> bool:
+    return content_type.startswith("text/event-stream")
 
 
 def _length(before: int | None, value: bytes) -> int:

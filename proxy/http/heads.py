@@ -29,8 +29,10 @@ _TLS = b"\x16\x03"
 #: Heads that are remembered, of requests and of responses, and how long one may be for that: bytes.
 REMEMBERED = 256
 _WORTH_REMEMBERING = 2048
-#: The number must have a line to itself, as every field has; a second such line is left for the parser to refuse.
-_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *([0-9]{1,15})\r\n")
+#: How nearly everybody spells it. The number must have a line to itself, as every field has; a second such line is left
+#: for the parser to refuse.
+_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+_MOST_DIGITS = 15
 #: What stands for the number in a head that is remembered. Not 0, which some answers have whatever they say.
 _ANY_LENGTH = 1
 
@@ -71,13 +73,23 @@ def parse_request(head: bytes) -> RequestHead:
     """A complete head with its empty line; raises ``HeadError``. The result is the caller's, but for its fields."""
     if len(head) > _WORTH_REMEMBERING:
         return _parse_request(head)
-    number = _LENGTH.search(head)
-    if number is None:
+    start, end = _length_in(head)
+    if start == end:
         return _remembered_request(head, b"").copy()
-    start, end = number.span(1)
     parsed = _remembered_request(head[:start], head[end:]).copy()
-    parsed.length = int(number[1])
+    parsed.length = int(head[start:end])
     return parsed
+
+
+def _length_in(head: bytes) -> tuple[int, int]:
+    """Where the number of a Content-Length begins and ends: at the same place where none is seen."""
+    for line in _LENGTHS:
+        start = head.find(line)
+        if start >= 0:
+            start += len(line)
+            end = head.find(b"\r\n", start)
+            return (start, end) if end - start <= _MOST_DIGITS and head[start:end].isdigit() else (0, 0)
+    return 0, 0
 
 
 @lru_cache(REMEMBERED)
@@ -134,13 +146,12 @@ def parse_response(head: bytes, *, upgrades: bool = False) -> ResponseHead:
     """
     if upgrades or len(head) > _WORTH_REMEMBERING:
         return _parse_response(head, upgrades=upgrades)
-    number = _LENGTH.search(head)
-    if number is None:
+    start, end = _length_in(head)
+    if start == end:
         return _remembered_response(head, b"").copy()
-    start, end = number.span(1)
     parsed = _remembered_response(head[:start], head[end:]).copy()
     if parsed.length == _ANY_LENGTH:  # else it has no body, whatever it says
-        parsed.length = int(number[1])
+        parsed.length = int(head[start:end])
     return parsed
 
 

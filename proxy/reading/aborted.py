@@ -26,7 +26,7 @@ def event_aborted(data: bytes) -> bool:
 def answer_aborted(body: bytes) -> bool:
     """Whether a plain answer is such an end."""
     suspicious = (b'"abort"' in body and _FINISH.search(body) is not None) or (
-        _MESSAGE.search(body) is not None and _NO_REASON.search(body) is not None
+        b'"stop_reason"' in body and _MESSAGE.search(body) is not None and _NO_REASON.search(body) is not None
     )
     return suspicious and _is_abort(body)
 

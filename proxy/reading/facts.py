@@ -11,8 +11,10 @@ block of its text instead, and the rest, less than a block, is left out.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
+from struct import Struct
+from typing import NamedTuple
 
 from proxy.routes import Prompt
 
@@ -27,12 +29,13 @@ SEED_MEMBERS = (
     "cache_salt",
 )
 
+_key = Struct("<q").pack
+
 #: Bytes of a block of a raw prompt, some 250 tokens; and how many blocks there are at most.
 BLOCK, MOST_BLOCKS = 1024, 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """One request as a routing policy sees it."""
 
     #: The model as the client wrote it; None if it named none.
@@ -55,7 +58,7 @@ class Facts:
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""
-        return replace(self, adapter=True, keys=tuple(_key(hash((name, key))) for key in self.keys))
+        return self._replace(adapter=True, keys=tuple([_key(hash((name, key))) for key in self.keys]))
 
     @property
     def turns(self) -> int:
@@ -154,16 +157,13 @@ def rolling_keys(
         state, size = hash((state, data)), size + len(data)
     state = hash((state, b""))  # the seed ends here
     keys, sizes = [], []
-    written = [_bytes(text) for text in texts]
+    written = [text if isinstance(text, bytes) else _bytes(text) for text in texts]
     for data, meaning in zip(written, written if meanings is None else meanings, strict=True):
-        state, size = hash((state, meaning)), size + len(data)
+        state = hash((state, meaning))
+        size += len(data)
         keys.append(_key(state))
         sizes.append(size)
     return tuple(keys), tuple(sizes)
-
-
-def _key(state: int) -> bytes:
-    return state.to_bytes(8, "little", signed=True)
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -60,7 +60,7 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
     try:
         if not data.isascii():
             data.decode()
-        if _has_endless_number(data):
+        if len(data) > _STRIDE and _has_endless_number(data):
             return None
         members = _MEMBERS.decode(data)
         model = _TEXT.decode(members.model) if members.model else None

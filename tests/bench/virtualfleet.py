@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.reading.facts import Facts
@@ -218,7 +218,7 @@ class Fleet:
                 request.errors += 1
                 request.first = 0.0
                 self.policy.finished(request.facts, None)
-                request.facts = replace(request.facts)  # a new request of the same text
+                request.facts = request.facts._replace()  # a new request of the same text
                 self.at(self.now + ASKS_AGAIN, lambda request=request: self._route(request))
             else:
                 self.policy.forget(request.facts, replica.name)

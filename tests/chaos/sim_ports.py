@@ -11,7 +11,7 @@ from sim_loop import Process
 from sim_systemd import Unit
 
 from proxy.exchange import ConnectFailed, LocalFault, NoFirstByte, UpstreamBroken
-from proxy.http.headers import ResponseHead
+from proxy.http.headers import own_head
 from supervisord.core.actions import Call
 from supervisord.core.canary import Fingerprint
 from supervisord.core.readings import EngineState, Probe
@@ -229,7 +229,7 @@ class AnswerPort:
     ) -> None:
         self._engine, self._request, self._first, self._end = engine, request, first, end
         kind = "text/event-stream" if stream else "application/json"
-        self.head = ResponseHead(200, "OK", b"", None if stream else 6, content_type=kind)
+        self.head = own_head(200, "OK", [("Content-Type", kind)], None if stream else 6)
 
     @property
     def beginning(self) -> bytes:
@@ -237,6 +237,9 @@ class AnswerPort:
 
     def accept(self) -> None:
         pass
+
+    def at_hand(self) -> None:
+        """It comes later."""
 
     async def begins(self) -> None:
         await self._reach(self._first)
