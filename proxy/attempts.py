@@ -21,6 +21,9 @@ Attempt = Callable[[Lease], Awaitable[str | None]]
 Waiter = Callable[[Wait], Awaitable[Lease | Refuse]]
 
 
+_NOBODY: frozenset[str] = frozenset()
+
+
 class Attempts:
     """Goes from replica to replica; the budget of retries is one for all requests. ``clock``: seconds."""
 
@@ -38,43 +41,43 @@ class Attempts:
         Each replica gets it once. A replica that failed it and has started anew since may get it once more, but only
         where it was the only one tried: a request that kills engines must not go round and round.
         """
-        try:
-            await self._run(exchange, policy, wait, attempt)
-        finally:
-            tell_the_end(exchange, policy)
-
-    async def _run(self, exchange: Exchange, policy: Policy, wait: Waiter, attempt: Attempt) -> None:
         choose = partial(policy.choose, exchange.facts)
         tried: dict[str, str] = {}
+        exclude: frozenset[str] = _NOBODY
         attempts = 0
         source = ""  # a replica that failed, until its failover is reported
-        while True:
-            decision = self._admission.admit(exchange.model, choose, exclude=frozenset(tried), only=exchange.only)
-            if isinstance(decision, Wait):
+        try:
+            while True:
+                decision = self._admission.admit(exchange.model, choose, exclude=exclude, only=exchange.only)
+                if isinstance(decision, Wait):
+                    if source:
+                        self._report(exchange, source, "", tried[source])
+                        source = ""
+                    decision = await self._wait(decision, wait, exchange)
                 if source:
-                    self._report(exchange, source, "", tried[source])
-                    source = ""
-                decision = await self._wait(decision, wait, exchange)
-            if source:
-                self._report(exchange, source, decision.replica if isinstance(decision, Lease) else "", tried[source])
-            if isinstance(decision, Refuse):
-                if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
-                    raise _all_failed(tried, decision.retry_after)
-                raise refused(decision)
-            if decision.replica in tried and attempts > 1:
-                self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
-                raise _all_failed(tried, None)
-            attempts += 1
-            failure = await attempt(decision)
-            if failure is None:
-                self._retries.earn()
-                return
-            source = decision.replica
-            tried[source] = failure
-            policy.forget(exchange.facts, source)
-            if not self._retries.spend():
-                self._report(exchange, source, "", failure)
-                raise _all_failed(tried, None)
+                    target = decision.replica if isinstance(decision, Lease) else ""
+                    self._report(exchange, source, target, tried[source])
+                if isinstance(decision, Refuse):
+                    if tried and decision.code is RefusalCode.NO_LIVE_REPLICA:
+                        raise _all_failed(tried, decision.retry_after)
+                    raise refused(decision)
+                if decision.replica in tried and attempts > 1:
+                    self._admission.finish(decision, Ending.CLIENT_GONE, "it failed this request before")
+                    raise _all_failed(tried, None)
+                attempts += 1
+                failure = await attempt(decision)
+                if failure is None:
+                    self._retries.earn()
+                    return
+                source = decision.replica
+                tried[source] = failure
+                exclude = frozenset(tried)
+                policy.forget(exchange.facts, source)
+                if not self._retries.spend():
+                    self._report(exchange, source, "", failure)
+                    raise _all_failed(tried, None)
+        finally:
+            tell_the_end(exchange, policy)
 
     async def _wait(self, decision: Wait, wait: Waiter, exchange: Exchange) -> Lease | Refuse:
         outcome = exchange.outcome
@@ -97,7 +100,10 @@ class Attempts:
 
 
 def tell_the_end(exchange: Exchange, policy: Policy) -> None:
-    """The request is over, whatever came of it."""
+    """The request is over, whatever came of it. The first call counts."""
+    if exchange.told:
+        return
+    exchange.told = True
     usage = exchange.outcome.usage
     if usage is None:
         policy.finished(exchange.facts, None)

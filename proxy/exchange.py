@@ -64,8 +64,15 @@ class Request(Protocol):
         """Send 100 Continue, unless the body is coming already."""
         ...
 
-    async def receive(self, consume: Callable[[bytes], None]) -> None:
-        """Give the body to ``consume`` as it comes, whose ``ProxyError`` is passed on; 400 and 408 are raised here."""
+    def take(self, consume: Callable[[bytes], None]) -> bool:
+        """Give what has come of the body to ``consume``; returns whether that was all, else ``receive`` follows.
+
+        A ``ProxyError`` of ``consume`` is passed on, and 400 is raised here.
+        """
+        ...
+
+    async def receive(self) -> None:
+        """Give it the rest as it comes; raises as ``take``, and 408."""
         ...
 
     @property
@@ -113,6 +120,10 @@ class Answer(Protocol):
 
     async def begins(self) -> None:
         """Wait for the first byte of the body, or its end; raises ``UpstreamBroken``."""
+        ...
+
+    def at_hand(self) -> bytes | None:
+        """The whole body, if it is here already and was told how long it is; then nobody else can take it."""
         ...
 
     async def read(self, limit: int) -> bytes:
@@ -164,6 +175,11 @@ class Client(Protocol):
         """Whether the body goes out in chunks."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the whole response was sent."""
+        ...
+
     #: Sends bytes without waiting, as they are: chunks, where ``chunked``.
     send_framed: Callable[[bytes], None]
 
@@ -183,18 +199,30 @@ class Client(Protocol):
         """What was sent last is a chunk that lacks ``size`` bytes and its line break."""
         ...
 
-    def begin(self, head: ResponseHead) -> None:
-        """The head of the response, to be sent with what follows."""
-        ...
+    async def start(self, head: ResponseHead, lines: bytes, *, at_once: bool) -> None:
+        """Send the head of the response, or with ``at_once`` false together with the first bytes of the body.
 
-    async def start(self, head: ResponseHead, *, at_once: bool) -> None:
-        """Send the head of the response, or with ``at_once`` false together with the first bytes of the body."""
+        ``lines``: the fields, without those that frame the body.
+        """
         ...
 
     async def write(self, data: bytes) -> None: ...
 
-    async def end(self) -> None:
+    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> None:
+        """Send the whole response, whose length its head tells."""
+        ...
+
+    def end(self) -> None:
         """The response is whole."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not read what it was sent: whoever goes on must wait."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until it is not ``full``."""
         ...
 
     def close_after(self) -> None:
@@ -288,6 +316,8 @@ class Exchange:
     only: frozenset[str] | None = None
     #: Told what a good answer begins with, while its lease is held.
     learn: Callable[[Lease, bytes], None] | None = None
+    #: Whether its policy knows that it is over.
+    told: bool = False
 
     def splice_for(self, place: Lease | Running) -> Splice | None:
         """The change to the body where the replica does not answer to the client's name for the model."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from proxy.attempts import Attempts, tell_the_end
 from proxy.errors import ProxyError, engine_error_event
@@ -21,6 +22,7 @@ from proxy.exchange import (
     Upstream,
     UpstreamBroken,
 )
+from proxy.http.headers import ResponseHead
 from proxy.policies.policy import Policy
 from proxy.reading.aborted import answer_aborted, event_aborted
 from proxy.reading.usage import Usage, usage_of
@@ -61,8 +63,10 @@ class Relay:
         #: Shared with what else goes from replica to replica.
         self.attempts = Attempts(admission, on_failover, clock)
 
-    async def run(self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None) -> None:
-        """Answer one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
+    def run(
+        self, exchange: Exchange, reply: Reply, policy: Policy, comment_after: float | None
+    ) -> Coroutine[Any, Any, None]:
+        """Answers one request; raises ``ProxyError`` where the answer is an error of ours (in a stream: its end)."""
         silence = comment_after if exchange.facts.stream else None
 
         def wait(decision: Wait) -> Awaitable[Lease | Refuse]:
@@ -71,7 +75,7 @@ class Relay:
         def attempt(lease: Lease) -> Awaitable[str | None]:
             return self._attempt(lease, exchange, reply, policy)
 
-        await self.attempts.run(exchange, policy, wait, attempt)
+        return self.attempts.run(exchange, policy, wait, attempt)
 
     async def _attempt(self, lease: Lease, exchange: Exchange, reply: Reply, policy: Policy) -> str | None:
         """Use up one lease; returns why another replica should have the request, None when it was answered."""
@@ -84,7 +88,9 @@ class Relay:
             answer = await self._upstream.send(lease, exchange)
             try:
                 outcome.first_byte = self._clock()
-                whole = await _whole(answer)
+                whole = _at_hand(answer)
+                if whole is None:
+                    whole = await _whole(answer)
                 answer.accept()
                 if exchange.learn is not None and answer.head.status == 200:
                     exchange.learn(lease, answer.beginning if whole is None else whole)
@@ -118,7 +124,8 @@ class Relay:
                 # Nobody else gets it. The policy knows before those are asked again whom it holds.
                 tell_the_end(exchange, policy)
             self._admission.finish(lease, ending, detail)
-        await reply.end()
+        if reply.unfinished:
+            await reply.end()
         return None
 
     async def _pass_on(
@@ -158,24 +165,35 @@ class _LostAnswer(Exception):
     """The engine died while its answer was held; the client has seen nothing of it: another replica may answer."""
 
 
-async def _whole(answer: Answer) -> bytes | None:
-    """The body of a plain answer that is short enough to be held, else None; raises ``_LostAnswer``.
+def _at_hand(answer: Answer) -> bytes | None:
+    """As ``_whole``, where all of it has come with its head, as most often; None does not say that it is not held."""
+    whole = answer.at_hand() if _is_held(answer.head) else None
+    return None if whole is None else _checked(answer.head, whole)
 
-    An engine on its way down answers, but not the question: that answer is lost as well.
-    """
-    if answer.head.is_event_stream and answer.head.status == 200:
+
+async def _whole(answer: Answer) -> bytes | None:
+    """The body of a plain answer that is short enough to be held, else None; raises ``_LostAnswer``."""
+    head = answer.head
+    if head.is_event_stream and head.status == 200:
         await _first_event(answer)
         return None
-    length = answer.head.length
-    if length is None or length > MOST_HELD or answer.head.is_event_stream:
+    if head.length is None or not _is_held(head):
         return None
     try:
-        whole = await answer.read(length)
+        return _checked(head, await answer.read(head.length))
     except UpstreamBroken as failure:
         raise _LostAnswer(str(failure)) from None
-    if answer.head.status == 500 and any(words in whole for words in _GOING_DOWN):
+
+
+def _is_held(head: ResponseHead) -> bool:
+    return head.length is not None and head.length <= MOST_HELD and not head.is_event_stream
+
+
+def _checked(head: ResponseHead, whole: bytes) -> bytes:
+    """An engine on its way down answers, but not the question: that answer is lost as well."""
+    if head.status == 500 and any(words in whole for words in _GOING_DOWN):
         raise _LostAnswer("the engine is shutting down")
-    if answer.head.status == 200 and answer_aborted(whole):
+    if head.status == 200 and answer_aborted(whole):
         raise _LostAnswer("the engine aborted the request")
     return whole
 

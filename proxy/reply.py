@@ -49,22 +49,19 @@ class Reply:
 
         ``at_once`` false: the first bytes of the body, or the end, are on the way already.
         """
-        self._prepare(head, extra)
-        await self._client.start(head, at_once=at_once)
+        await self._client.start(head, self._lines(head, extra), at_once=at_once)
 
     def whole(self, head: ResponseHead, body: bytes, extra: bytes = b"") -> None:
-        """Send a response that is here from its head to its last byte; ``end`` follows."""
-        self._prepare(head, extra)
-        self._client.begin(head)
-        self._client.send(body)
+        """Send a response that is here from its head to its last byte, without waiting."""
+        self._client.whole(head, self._lines(head, extra), body)
         self._outcome.bytes_sent += len(body)
 
-    def _prepare(self, head: ResponseHead, extra: bytes) -> None:
-        self._events = head.length is None and not head.encoded and head.is_event_stream
-        if not head.has_request_id:
-            extra += b"X-Request-Id: %b\r\n" % self._request_id.encode()
-        head.lines += extra + self.lines
+    def _lines(self, head: ResponseHead, extra: bytes) -> bytes:
+        """All lines of a head that is about to be sent."""
+        self._events = head.is_event_stream and head.length is None and not head.encoded
         self._outcome.status = head.status
+        own = b"" if head.has_request_id else b"X-Request-Id: %b\r\n" % self._request_id.encode()
+        return b"%b%b%b%b" % (head.lines, extra, own, self.lines)
 
     def switch(self, lines: bytes, session: Session) -> Client:
         """Answer 101 with ``lines``: from now on it is ``session`` that speaks to the client, failures included."""
@@ -94,12 +91,20 @@ class Reply:
 
     async def end(self) -> None:
         """The answer is whole."""
-        await self._client.end()
+        self._client.end()
+        if self._client.full:
+            await self._client.drained()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``end`` has something to send, or to wait for."""
+        return not self._client.over or self._client.full
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer of our own."""
         self.whole(own_head(status, HTTPStatus(status).phrase, headers, len(body)), body)
-        await self.end()
+        if self._client.full:
+            await self._client.drained()
 
     async def fail(self, error: ProxyError, *, close: bool = False) -> None:
         """Answer with an error; if an answer has begun, end it as ``break_off`` does. ``close``: the connection too."""

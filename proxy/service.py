@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 from proxy.clients.cors import Cors
 from proxy.clients.forwarded import Forwarded, forwarded_fields
@@ -69,8 +71,15 @@ class Service:
             told = forwarded_fields(self._told, request.peer, head.field(b"host"), secure=request.secure)
             head.passing += tuple(told)
 
-    async def answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
-        """Answer one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
+    def answer(
+        self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str
+    ) -> Coroutine[Any, Any, None]:
+        """What answers one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
+        if match.route.handler is Handler.ENGINE_JSON and not match.options:  # nearly all of them
+            return self._forward(request, match.route, reply, outcome, request_id)
+        return self._answer(request, match, reply, outcome, request_id)
+
+    async def _answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         if match.options:
             headers = [("Allow", match.route.allow)]
             if self._cors is not None:
@@ -102,10 +111,13 @@ class Service:
                 read = await asyncio.to_thread(read_body, route, content_type, body)
             else:
                 read = read_body(route, content_type, body)
-            model = read.facts.model or only_model(self._admission.listing())
+            facts = read.facts
+            model = facts.model or only_model(self._admission.listing())
             if model is None:
                 raise bad_request("the request names no model, and there are several", param="model")
-            facts, routed = self._adapted(read.facts, model)
+            routed = model
+            if not self._policies.knows(model):
+                facts, routed = self._adapted(facts, model)
             outcome.model, outcome.stream, outcome.bytes_received = model, facts.stream, body.size
             exchange = Exchange(
                 id=request_id,

@@ -94,19 +94,22 @@ class HttpRequest:
         if not self.complete and not self._connection.buffered:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def receive(self, consume: Callable[[bytes], None]) -> None:
-        """Give the body to ``consume`` as it comes; raises its ``ProxyError``, or 400, 408."""
-        if self.complete:
-            return
-        self._consume, self.receiving = consume, True
-        loop = self._connection.loop
-        self._began = loop.time()
-        self.feed(self._connection.take_buffer())
-        if self._error is not None:
-            raise self._error
-        if self.complete:
-            return
-        self._waiter = loop.create_future()
+    def take(self, consume: Callable[[bytes], None]) -> bool:
+        """Give what has come of the body to ``consume``; returns whether that was all.
+
+        Raises a ``ProxyError``: that of ``consume``, or 400.
+        """
+        if not self.complete:
+            self._consume, self.receiving = consume, True
+            self._began = self._connection.loop.time()
+            self.feed(self._connection.take_buffer())
+            if self._error is not None:
+                raise self._error
+        return self.complete
+
+    async def receive(self) -> None:
+        """Give it the rest as it comes; raises a ``ProxyError`` as ``take``, or 408."""
+        self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
         finally:

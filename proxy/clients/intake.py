@@ -31,10 +31,12 @@ async def receive_body(request: Request, spec: ProxySpec, spool_after: int | Non
     body = Body(spec.max_body, spool_after)
     try:
         if decoder is None:
-            await request.receive(body.append)
+            if not request.take(body.append):
+                await request.receive()
         else:
             unpacking = _Unpacking(decoder, body, spec.max_body)
-            await request.receive(unpacking.take)
+            if not request.take(unpacking.take):
+                await request.receive()
             await unpacking.finish()
     except BaseException:
         body.close()

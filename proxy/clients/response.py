@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from proxy.exchange import ClientGone, Source
@@ -65,15 +66,23 @@ class HttpClient:
         self.closes = not request.keep_alive
         self.send_framed: Callable[[bytes], None] = connection.transport.write
 
-    async def start(self, head: ResponseHead, *, at_once: bool) -> None:
+    async def start(self, head: ResponseHead, lines: bytes, *, at_once: bool) -> None:
         """Send the head; ``at_once`` false: with the first bytes of the body, or with the end."""
-        self.begin(head)
+        self._begin(head, lines)
         if at_once:
             self._flush()
             if self._connection.write_paused:
-                await self._drained()
+                await self.drained()
 
-    def begin(self, head: ResponseHead) -> None:
+    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> None:
+        """Send the whole response, whose length its head tells."""
+        self._begin(head, lines)
+        if not self._bodiless:
+            self._pending += body
+        self.over = True
+        self._flush()
+
+    def _begin(self, head: ResponseHead, lines: bytes) -> None:
         """The head, to be sent with what follows."""
         if self._connection.gone:
             raise ClientGone
@@ -94,8 +103,8 @@ class HttpClient:
             framing += b"Connection: keep-alive\r\n"
         if not head.has_date:
             framing += self._connection.date()
-        line = b"HTTP/1.%d %d %b\r\n" % (self._http11, head.status, head.reason.encode("latin-1"))
-        self._pending = b"%b%b%b\r\n" % (line, head.lines, framing)
+        line = _status_line(head.status, head.reason, http11=self._http11)
+        self._pending = b"%b%b%b\r\n" % (line, lines, framing)
 
     def switch(self, lines: bytes) -> None:
         """Answer 101: what is sent from now on is another protocol, and its end that of the connection."""
@@ -124,9 +133,9 @@ class HttpClient:
             data = self._fill(data)
         self.send(data)
         if self._connection.write_paused:
-            await self._drained()
+            await self.drained()
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """The response is whole."""
         if self.over:
             return
@@ -134,8 +143,11 @@ class HttpClient:
         if self.chunked and not self._bodiless:
             self._pending += b"0\r\n\r\n"
         self._flush()
-        if self._connection.write_paused:
-            await self._drained()
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not read what it was sent."""
+        return self._connection.write_paused
 
     def connect(self, source: Source | None) -> None:
         """Tell ``source`` from now on when the client reads and when not."""
@@ -170,12 +182,18 @@ class HttpClient:
         self.send_framed(data[:missing] + b"\n" * padding + b"\r\n")
         return data[missing:]
 
-    def _flush(self) -> None:
-        if self._pending:
-            self._connection.transport.write(self._pending)
-            self._pending = b""
-
-    async def _drained(self) -> None:
+    async def drained(self) -> None:
+        """Wait until the client has read enough."""
         await self._connection.drained()
         if self._connection.gone:
             raise ClientGone
+
+    def _flush(self) -> None:
+        if self._pending:
+            self.send_framed(self._pending)
+            self._pending = b""
+
+
+@lru_cache(256)
+def _status_line(status: int, reason: str, *, http11: bool) -> bytes:
+    return b"HTTP/1.%d %d %b\r\n" % (http11, status, reason.encode("latin-1"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from proxy.exchange import Client, NoFirstByte, UpstreamBroken
@@ -17,8 +17,6 @@ _ABORTED = "the engine aborted the request"
 _LONGEST_BEGINNING = 256
 #: Bytes of an answer that are kept while nobody takes them.
 READ_AHEAD = 64 * 1024
-#: A body of more bytes is not copied to be in one piece with its head.
-_JOINED = 16 * 1024
 
 
 class StaleConnection(Exception):
@@ -42,11 +40,11 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
 
-    def send(self, head: bytes, body: Iterator[bytes | memoryview], patience: float) -> Conversation:
+    def send(self, head: bytes, body: Iterable[bytes | memoryview], patience: float) -> Conversation:
         """Begin a conversation. ``patience``: seconds until the head of the answer."""
         talk = self._talk = Conversation(self, head, body, patience)
-        self._due = self.loop.time() + patience
-        if self._timer is None or self._timer_at > self._due:
+        self._due = due = self.loop.time() + patience
+        if self._timer is None or self._timer_at > due:
             self._set_timer()
         talk.push()
         return talk
@@ -146,7 +144,7 @@ class Conversation:
     )
 
     def __init__(
-        self, connection: EngineConnection, head: bytes, body: Iterator[bytes | memoryview], patience: float
+        self, connection: EngineConnection, head: bytes, body: Iterable[bytes | memoryview], patience: float
     ) -> None:
         self.connection = connection
         #: The head of the answer, once it has come.
@@ -155,7 +153,7 @@ class Conversation:
         self.sent = self.done = False
         self.paused = False
         self._out = head
-        self._pieces: Iterator[bytes | memoryview] | None = body
+        self._pieces: Iterator[bytes | memoryview] | None = iter(body)
         self._patience = patience
         self._feed: Callable[[bytes], None] = self._to_head
         self._begun = self._ended = self._events = False
@@ -197,26 +195,29 @@ class Conversation:
         """Write as much of the request as the transport takes."""
         if self._pieces is None:
             return
-        write = self.connection.transport.write
+        transport = self.connection.transport
         for piece in self._pieces:
-            if not self._out:
-                write(piece)
-            elif len(piece) > _JOINED:
-                self.connection.transport.writelines((self._out, piece))
+            if self._out:
+                transport.writelines((self._out, piece))
+                self._out = b""
             else:
-                write(b"".join((self._out, piece)))
-            self._out = b""
+                transport.write(piece)
             if self.paused:
                 return
-        if self._out:  # a request without a body
-            write(self._out)
+        if self._out:  # all of the request is in one piece
+            transport.write(self._out)
         self._pieces = None
         self.sent = True
 
-    async def head_comes(self) -> None:
+    async def head_comes(self) -> ResponseHead:
         """Wait for the answer's head; raises ``StaleConnection``, ``NoFirstByte`` or ``UpstreamBroken``."""
         while self.head is None:
-            await self._wait()
+            if self._error is None:  # as ``_wait``; every request comes by here
+                self._waiter = self.connection.loop.create_future()
+                await self._waiter
+            if self._error is not None:
+                raise self._error
+        return self.head
 
     async def begins(self) -> None:
         """Wait for the first byte of the body, or its end; raises ``UpstreamBroken``."""
@@ -228,12 +229,16 @@ class Conversation:
             if self._error is not None:
                 raise self._error
 
+    def at_hand(self) -> bytes | None:
+        """The whole body, if it is here already and was told how long it is; then nobody else can take it."""
+        if self._left is None or len(self._backlog) != self._left or self._ended or self.done:
+            return None
+        whole, self._backlog = self._backlog, b""
+        self._finish(b"")
+        return whole
+
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``; raises ``UpstreamBroken``."""
-        if self._left is not None and len(self._backlog) == self._left <= limit and not self._ended:  # most often
-            whole, self._backlog = self._backlog, b""
-            self._finish(b"")
-            return whole
         self._limit = limit
         self._attach(self._to_gathered)
         while not self.done and len(self._gathered) < limit:
@@ -296,23 +301,22 @@ class Conversation:
                 continue
             self.head, self._backlog = head, b""
             self._events = head.is_event_stream
-            self._chunks = Chunks() if head.chunked else None
+            if head.chunked:
+                self._chunks = Chunks()
             self._left = head.length
             if head.length == 0:
                 self._finish(data)
             else:
                 self._feed = self._to_backlog
-                if data:
-                    self._to_backlog(data)
-                self._wake()
+                self._to_backlog(data)
             return
         if len(data) > MAX_HEAD or (b"\n" in data and data.count(b"\n") != data.count(b"\r\n")):
             raise HeadError("its head does not end")
         self._backlog = data
 
     def _to_backlog(self, data: bytes) -> None:
-        self._backlog += data
-        if len(self._backlog) > READ_AHEAD:
+        self._backlog = backlog = self._backlog + data if self._backlog else data
+        if len(backlog) > READ_AHEAD:
             self.connection.hold()
         self._wake()
 

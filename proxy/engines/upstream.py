@@ -11,7 +11,8 @@ from proxy.engines.connectors import LOCAL_ERRORS, Connector
 from proxy.engines.engine import Conversation, EngineConnection, StaleConnection
 from proxy.engines.enginesocket import EngineSocket
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
-from proxy.http.body import Body, Splice
+from proxy.http.body import Body
+from proxy.http.headers import ResponseHead
 from proxy.realtime.upgrade import engine_request
 from proxy.realtime.websocket import Message, new_key
 from supervisord.core.admission import Lease, Running
@@ -39,22 +40,30 @@ class Upstreams:
         the replica, so a request that dies on a *reused* connection before any response byte is sent once more on a new
         one; on a new one it is ``ConnectFailed``.
         """
-        pool = self._pool(place)
+        pool, body = self._pool(place), exchange.body
         splice = exchange.splice_for(place)
-        size = exchange.body.spliced_size(splice)
+        size = body.size if splice is None else body.spliced_size(splice)
         key = self._key(place, exchange)
         head = exchange.head.for_engine(exchange.id, size, decoded=exchange.decoded, key=key)
+        whole = body.after(head) if splice is None else None
         kept = pool.take()
-        if kept is not None:
+        while True:
+            connection = kept or await pool.open(EngineConnection, self._spec.connect_timeout)
+            patience = self._spec.first_byte_timeout
+            if whole is not None:
+                talk = connection.send(whole, (), patience)
+            else:
+                talk = connection.send(head, body.pieces(splice), patience)
             try:
-                return await self._request(kept, pool, head, exchange.body, splice)
+                return EngineAnswer(await talk.head_comes(), talk, pool, body)
             except StaleConnection:
-                pass
-        connection = await pool.open(EngineConnection, self._spec.connect_timeout)
-        try:
-            return await self._request(connection, pool, head, exchange.body, splice)
-        except StaleConnection:
-            raise ConnectFailed(f"{place.endpoint} closed the connection without an answer") from None
+                connection.cut()
+                if kept is None:
+                    raise ConnectFailed(f"{place.endpoint} closed the connection without an answer") from None
+                kept = None
+            except BaseException:
+                connection.cut()
+                raise
 
     async def session(self, lease: Lease, exchange: Exchange, target: str) -> tuple[EngineSocket, Message]:
         """See ``proxy.realtime.endpoint.Sockets``."""
@@ -87,27 +96,15 @@ class Upstreams:
             pool = self._pools[place.endpoint] = _Pool(place.endpoint)
         return pool
 
-    async def _request(
-        self, connection: EngineConnection, pool: _Pool, head: bytes, body: Body, splice: Splice | None
-    ) -> EngineAnswer:
-        talk = connection.send(head, body.pieces(splice), self._spec.first_byte_timeout)
-        try:
-            await talk.head_comes()
-        except BaseException:
-            connection.cut()
-            raise
-        return EngineAnswer(talk, pool, body)
-
 
 class EngineAnswer:
     """See ``proxy.exchange.Answer``."""
 
     __slots__ = ("_body", "_pool", "_talk", "head")
 
-    def __init__(self, talk: Conversation, pool: _Pool, body: Body) -> None:
-        assert talk.head is not None
+    def __init__(self, head: ResponseHead, talk: Conversation, pool: _Pool, body: Body) -> None:
+        self.head = head
         self._talk, self._pool, self._body = talk, pool, body
-        self.head = talk.head
 
     @property
     def poured(self) -> int:
@@ -137,6 +134,10 @@ class EngineAnswer:
     async def begins(self) -> None:
         """Wait for the first byte of the body, or its end."""
         await self._talk.begins()
+
+    def at_hand(self) -> bytes | None:
+        """The whole body, if it is here already."""
+        return self._talk.at_hand()
 
     async def read(self, limit: int) -> bytes:
         """The body, or its first bytes once they are ``limit``."""

@@ -15,6 +15,8 @@ from proxy.errors import ProxyError
 
 #: Bytes written to a connection, or read from the file, at a time.
 PIECE = 256 * 1024
+#: A body of more bytes is not copied to be in one piece with its head.
+_JOINED = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class Body:
                 return start + at
             start += PIECE
         return -1
+
+    def after(self, head: bytes) -> bytes | None:
+        """``head`` and the body in one piece; None where that piece would be long."""
+        return head + self._memory if self._file is None and self.size <= _JOINED else None
 
     def pieces(self, splice: Splice | None = None) -> Iterator[bytes | memoryview]:
         """The body in pieces fit for one write each, with ``splice`` applied."""

@@ -46,6 +46,7 @@ class SimExchange:
         self.facts = Facts(client.model, client.stream, client.keys, sizes=sizes)
         self.outcome = Outcome()
         self.only = self.learn = None
+        self.told = False
 
 
 class SimReply:
@@ -61,6 +62,7 @@ class SimReply:
 
     def whole(self, head: object, body: bytes, extra: bytes = b"") -> None:
         self.started = self.headed = True
+        self._end()
 
     async def start(self, head: object, extra: bytes = b"", *, at_once: bool = True) -> None:
         self.started = self.headed = True
@@ -76,12 +78,19 @@ class SimReply:
         self.started = True
 
     async def end(self) -> None:
-        assert not self.ended, "an answer was ended twice"
-        self.ended = True
+        self._end()
+
+    @property
+    def unfinished(self) -> bool:
+        return not self.ended
 
     async def break_off(self, event: bytes) -> None:
         self.broken = True
-        await self.end()
+        self._end()
+
+    def _end(self) -> None:
+        assert not self.ended, "an answer was ended twice"
+        self.ended = True
 
 
 class Clients:

@@ -11,7 +11,7 @@ from proxyrig import STREAM, chunk, event_stream_head, reply_bytes, request_byte
 
 from proxy.accesslog import log_request
 from proxy.exchange import Finished, Outcome
-from proxy.usage import Usage
+from proxy.reading.usage import Usage
 
 USAGE = b'"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":25}}'
 
