@@ -335,5 +335,6 @@ _PHRASES = {
     414: "URI Too Long",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }

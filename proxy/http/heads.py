@@ -9,6 +9,7 @@ remembered without that number, which saves nine tenths of the time.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import lru_cache
 
@@ -23,6 +24,8 @@ MAX_FIELDS = 128
 
 # RFC 9110 4.2: a userinfo (the @ that the authority's characters lack) is refused, and so is an empty host.
 _ABSOLUTE = re.compile(rb"(?i:https?)://([A-Za-z0-9\[][^/?#@]*)([/?].*)?", re.DOTALL)
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 
 #: How a client of https:// begins (a handshake's record), which would wait for an answer in TLS for ever.
 _TLS = b"\x16\x03"
@@ -115,7 +118,7 @@ def _parse_request(head: bytes) -> RequestHead:
     except httptools.HttpParserUpgrade:
         pass  # Upgrade is not followed: the request is what it is without it (RFC 9110 7.8)
     except httptools.HttpParserError as error:
-        raise HeadError(str(error)) from None
+        raise _refusal(head, line.partition(b" ")[0], str(error)) from None
     fields = collector.fields
     if len(fields) > MAX_FIELDS:
         raise HeadError("too many fields", 431)
@@ -126,6 +129,15 @@ def _parse_request(head: bytes) -> RequestHead:
     if target[:1] != b"/" and (target != b"*" or method != b"OPTIONS"):
         target, authority = _absolute(method, target)
     return request_head(method.decode(), target.decode("latin-1"), http11, fields, authority)
+
+
+def _refusal(head: bytes, method: bytes, reason: str) -> HeadError:
+    """Of a head that is not understood: 501 where nothing but its method is unknown (RFC 9110 9.1), else 400."""
+    if method != b"GET" and _TOKEN.fullmatch(method):
+        with contextlib.suppress(HeadError):
+            _parse_request(b"GET" + head[len(method) :])
+            return HeadError(f"{method.decode()} is no method that is known here", 501)
+    return HeadError(reason)
 
 
 def _absolute(method: bytes, target: bytes) -> tuple[bytes, bytes]:

@@ -129,6 +129,38 @@ async def test_a_wrong_method_is_405_with_allow(rig, method):
     assert answer.header("allow") == "POST, OPTIONS"
 
 
+@pytest.mark.parametrize("method", ["BREW", "GETX", "get", "PRI", "DESCRIBE", "M!X"])
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/no/such", "http://x/v1/models"])
+async def test_a_method_that_nobody_knows_is_501(rig, method, target):
+    client = await rig.send(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = await client.response()
+    assert answer.status == 501
+    assert answer.json() == {
+        "error": {
+            "message": f"cannot parse the request: {method} is no method that is known here",
+            "type": "NotImplementedError",
+            "param": None,
+            "code": 501,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"BREW /v1/models HTTP/1.1\r\n\r\n",
+        b"BREW /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"BREW * HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"B(W /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        b" /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"BREW /v1/models HTTP/1.1\r\nHost : x\r\n\r\n",
+    ],
+)
+async def test_a_head_that_is_wrong_in_another_way_too_is_400(rig, head):
+    client = await rig.send(head)
+    assert (await client.response()).status == 400
+
+
 async def test_health_is_200_without_an_engine(rig):
     answer = await rig.get("/health")
     assert (answer.status, answer.body) == (200, b"")
