@@ -28,7 +28,7 @@ class Pauses:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=PAUSES)
-        self._patience: dict[int, float] = {}
+        self._patience: dict[float, float] = {}
 
     def add(self, seconds: float) -> None:
         """One came back after ``seconds``; infinity for one that did not."""
@@ -37,10 +37,10 @@ class Pauses:
 
     def patience(self, prefill: float) -> float:
         """How long to keep the cache of one whose whole prefill takes ``prefill`` seconds."""
-        whole = max(1, round(prefill))
-        known = self._patience.get(whole)
+        about = round(prefill) if prefill >= 1.0 else max(0.1, round(prefill, 1))
+        known = self._patience.get(about)
         if known is None:
-            known = self._patience[whole] = self._best(whole * WORTH)
+            known = self._patience[about] = self._best(about * WORTH)
         return known
 
     def _best(self, worth: float) -> float:

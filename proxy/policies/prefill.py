@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from proxy.policies.held import PREFIXES, WHOLES, Halves, Held
 from proxy.policies.pending import Charge, Pending
 from proxy.policies.policy import Clock
-from proxy.policies.seats import LONG, LONGEST_HOLD, Place, Seats
+from proxy.policies.seats import LONGEST_HOLD, Place, Seats
 from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.policies.tokens import TokenSize
 from proxy.policies.turns import Counter
@@ -114,7 +114,7 @@ class Prefill:
         # The longest known request that this one goes on from, whoever served it.
         known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
         offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
-        if not self.longest_hold or length < LONG or not self._seats.concern(facts, candidates):
+        if not self.longest_hold or not self._seats.concern(facts, length, candidates):
             return self._place(facts, length, offers, now, known)
         waited = self._seats.waited(facts, now)
         places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
@@ -139,7 +139,7 @@ class Prefill:
         offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
         bids = tuple(self._bid(offer, now) for offer in sorted(offers, key=lambda offer: offer.cost))
         open_to = offers
-        if self._seats is not None and length >= LONG and self._seats.concern(facts, candidates):
+        if self.longest_hold and self._seats.concern(facts, length, candidates):
             places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
             free = self._seats.outlook(facts, places, now)
             if isinstance(free, NotYet):
@@ -196,7 +196,7 @@ class Prefill:
         """Learn from it, if it had an answer, and let it go."""
         sent = self._release(facts)
         scale = tokens / sent.length if tokens and sent is not None and sent.length else 1.0
-        self._seats.left(facts, self._clock(), scale=scale)
+        self._seats.left(facts, self._clock(), tokens=tokens, scale=scale)
         if sent is None:
             return
         if tokens and facts.sizes:

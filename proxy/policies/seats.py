@@ -23,8 +23,8 @@ from proxy.policies.pauses import LONGEST, Pauses
 from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, NotYet
 
-#: Prompts of fewer tokens need no seat.
-LONG = 20_000
+#: Prompts of fewer tokens need no seat; where that is less, prompts of a smaller share of a cache.
+LONG, LONG_SHARE = 20_000, 1 / 30
 #: The share of a cache up to which seats are given (conversations grow, and small requests pass through), and up to
 #: which those who sit may grow.
 SHARE, FULL = 0.85, 1.0
@@ -55,8 +55,9 @@ class Seat:
 
     key: bytes
     held: Held
-    #: What it takes of the cache, beyond what it shares.
+    #: What it takes of the cache, and what of its prompt it shares with others.
     tokens: float
+    shared: float
     #: The end of its last turn, and the seconds that its whole prefill takes.
     last: float
     prefill: float
@@ -65,6 +66,8 @@ class Seat:
     turns: int = 0
     in_flight: int = 0
     seated: bool = False
+    #: An answer has told of the tokens here: no estimates any more.
+    told: bool = False
     #: Its last turn is over, and whether it comes back is not known yet.
     pausing: bool = False
 
@@ -94,9 +97,12 @@ class Seats:
         """Requests that wait for a seat."""
         return len(self._queue)
 
-    def concern(self, facts: Facts, candidates: Sequence[Candidate]) -> bool:
-        """Whether seats have anything to do with a long request: not where no KV is known, unless it is held."""
-        return id(facts) in self._queue or any(candidate.kv_tokens for candidate in candidates)
+    def concern(self, facts: Facts, length: float, candidates: Sequence[Candidate]) -> bool:
+        """Whether seats have anything to do with this request: it is held, or long for one whose KV is known."""
+        for candidate in candidates:
+            if candidate.kv_tokens and length >= min(LONG, LONG_SHARE * candidate.kv_tokens):
+                return True
+        return id(facts) in self._queue
 
     def waited(self, facts: Facts, now: float) -> float:
         """How long this request has been held."""
@@ -147,7 +153,7 @@ class Seats:
         assert facts.whole is not None
         seat = self._seat_of(facts)
         if seat is None:
-            seat = Seat(facts.whole, place.held, place.new, now, prefill)
+            seat = Seat(facts.whole, place.held, place.new, length - place.new, now, prefill)
             self._sit(seat)
         else:
             self._forget(seat, rise=False)
@@ -155,8 +161,11 @@ class Seats:
                 seat.tokens += max(0.0, min(place.new, length - seat.tokens))
             else:
                 self._rise(seat)
-                seat.tokens = place.new if seat.held is not place.held else max(seat.tokens, place.new)
-                seat.held = place.held
+                if seat.held is place.held:
+                    seat.tokens = max(seat.tokens, place.new)
+                else:
+                    seat.held, seat.tokens = place.held, place.new
+                    seat.shared, seat.told = length - place.new, False
                 self._sit(seat)
         seat.key, seat.prefill = facts.whole, prefill
         seat.turns += 1
@@ -165,17 +174,22 @@ class Seats:
         self._all[seat.key] = seat
         self._taken[id(facts)] = seat
 
-    def left(self, facts: Facts, now: float, *, scale: float = 1.0, retried: bool = False) -> None:
+    def left(
+        self, facts: Facts, now: float, *, tokens: int | None = None, scale: float = 1.0, retried: bool = False
+    ) -> None:
         """The request is over, or held no longer; ``retried``: it failed there and is about to be tried elsewhere.
 
-        ``scale``: how many tokens it had for each that was taken for one.
+        ``tokens``: of its prompt, where the answer told; ``scale``: how many it had for each that was taken for one.
         """
         self._queue.pop(id(facts), None)
         seat = self._taken.pop(id(facts), None)
         if seat is not None:
             seat.in_flight -= 1
             seat.last, seat.pausing = now, not (seat.in_flight or retried)
-            seat.tokens *= scale
+            if tokens:
+                if not seat.told:
+                    seat.shared, seat.told = seat.shared * scale, True
+                seat.tokens = max(0.0, tokens - seat.shared)
 
     def _seat_of(self, facts: Facts) -> Seat | None:
         """That of the conversation that this request goes on, or asks again."""

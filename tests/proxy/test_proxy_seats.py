@@ -212,6 +212,33 @@ def test_what_a_conversation_takes_is_corrected_by_what_its_answers_tell(agents)
         agents.policy.finished(facts, None, 2_000)
 
 
+def test_the_tokens_that_answers_tell_of_are_those_of_the_conversation_however_many_turns_it_has():
+    """One whose text has more tokens a byte than the others', which is not learned of all."""
+    agents = Agents()
+    for _ in range(10):
+        for number in range(5):
+            facts, choice = agents.ask(number)
+            assert isinstance(choice, Choice), "one outgrew the cache"
+            agents.time.now += 0.4
+            agents.policy.finished(facts, None, 160_000 if number == 0 else 85_000)
+            agents.turns[number] = agents.turns.get(number, 0) + 1
+    held = agents.ask(9, tokens=KV // 10)[1]
+    assert isinstance(held, NotYet), "they have 500 000 of 600 000, of which 510 000 are for seats"
+    assert isinstance(agents.again(turn(0, agents.turns[0])), Choice)
+
+
+def test_long_is_what_is_much_of_the_cache():
+    agents = Agents()
+    agents.candidates = replicas(kv=60_000)
+    for _ in range(4):
+        for number in range(5):
+            facts, choice = agents.ask(number, tokens=10_000, each=10)
+            assert isinstance(choice, Choice)
+            agents.answer(number, facts, 0.4)
+    assert isinstance(agents.ask(9, tokens=10_000)[1], NotYet)
+    assert isinstance(agents.ask(10, tokens=1_000)[1], Choice)
+
+
 # what is learned
 
 
@@ -223,6 +250,7 @@ def test_the_patience_is_the_time_that_pays_best():
         pauses.add(25.0)
     assert pauses.patience(1.0) == 2.0 * MARGIN  # to wait for the last two would cost more than they are worth
     assert pauses.patience(60.0) == 25.0 * MARGIN  # unless they are very large
+    assert pauses.patience(0.2) == 0.0  # and for what is computed at once nobody waits
 
 
 @given(st.lists(st.one_of(st.floats(0, 200), st.just(math.inf)), max_size=80), st.floats(0.01, 100))
