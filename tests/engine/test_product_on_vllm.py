@@ -15,13 +15,24 @@ from pathlib import Path
 
 import openai
 import pytest
-from vllmproduct import PATIENCE, Product, Replica, chat, chat_body, free_port, run, running, until
+from vllmproduct import (
+    BLOCK,
+    PATIENCE,
+    Product,
+    Replica,
+    chat,
+    chat_body,
+    free_port,
+    in_own_manager,
+    run,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.vllm
 
 #: Its tokenizer makes a token of a byte, so this is 32 of its blocks, and no other conversation begins like it.
 OPENING = "conversation {}: " + "once upon a time there was a cache, " * 28
-BLOCK = 32
 #: Every wake ends with the canary, which is the only one to ask for plain completions here.
 CANARY = "/v1/completions"
 WAKE1 = ["/wake_up", CANARY]
@@ -35,8 +46,7 @@ def sleep_call(level: int) -> str:
 
 @pytest.fixture(scope="module")
 def product(model_config: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    if os.environ.get("PRIVATE_MANAGER") != "1" or not Path(os.environ["XDG_RUNTIME_DIR"], "systemd/private").exists():
-        pytest.fail("these tests need a user manager of their own; run: make test-engine", pytrace=False)
+    in_own_manager()
     product = Product(tmp_path_factory.mktemp("product"), free_port())
     try:
         product.install(f"{model_config}\n[models.tiny.wake]\ncanary = true\n")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv/bin"
@@ -28,6 +29,8 @@ SERVICE = "vllm-supervisord.service"
 SOCKET = "vllm-supervisord.socket"
 #: Seconds until something that starts an engine must be done. Measured: 35 to 90 for one on two cores; two share them.
 PATIENCE = 360.0
+#: Tokens in a block of the KV cache, as model.toml.in has them.
+BLOCK = 32
 #: The engine's routes that a sleep and a wake go through.
 CONTROL = re.compile(r'"POST (/(?:sleep|wake_up|collective_rpc|reset_prefix_cache)\S*|/v1/(?:chat/)?completions) HTTP')
 
@@ -239,6 +242,25 @@ def chat_body(*contents: str, tokens: int, model: str = "tiny", **more: object) 
         "ignore_eos": True,
         **more,
     }
+
+
+def in_own_manager() -> None:
+    """Fails where the user manager is not one of the tests' own."""
+    if os.environ.get("PRIVATE_MANAGER") != "1" or not Path(os.environ["XDG_RUNTIME_DIR"], "systemd/private").exists():
+        pytest.fail("these tests need a user manager of their own; run: make test-engine", pytrace=False)
+
+
+def with_one_replica(model_config: str, kv_tokens: int) -> str:
+    """model.toml.in with tiny-a alone, so many tokens of KV cache, and cached tokens told in usage."""
+    changes = {
+        "[models.tiny.replicas.tiny-b]\n": "",
+        "num-gpu-blocks-override = 512": f"num-gpu-blocks-override = {kv_tokens // BLOCK}",
+        "enforce-eager = true": "enforce-eager = true\nenable-prompt-tokens-details = true",
+    }
+    for old, new in changes.items():
+        assert old in model_config, f"model.toml.in has no {old!r} any more"
+        model_config = model_config.replace(old, new)
+    return model_config
 
 
 def running(pid: int) -> bool:
