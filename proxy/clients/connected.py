@@ -23,6 +23,8 @@ Handler = Callable[[HttpRequest, HttpClient], Coroutine[Any, Any, None]]
 #: Told of every client that was answered without a request: its address, and what it was told.
 Refusals = Callable[[str, ProxyError], None]
 
+#: Refused clients that are given time to read why, at a time: so many, and one for so many of ``max_connections``.
+_FEWEST_LINGERING, _SERVED_PER_LINGERING = 8, 8
 #: Turns of the loop after which an accepted connection has a protocol, and what its client has sent was read (asyncio
 #: takes four); some to spare.
 _TURNS_TO_BEGIN = 10
@@ -45,6 +47,8 @@ class ClientServer:
         self.tasks: set[asyncio.Task[None]] = set()
         self._all_lost = asyncio.Event()
         self._crowd = Crowd()
+        #: Those of the connections that were one too many, until they are closed.
+        self._surplus: set[ClientConnection] = set()
         self._silent: set[ClientConnection] = set()
         self._all_heard = asyncio.Event()
         self._date, self._date_of = b"", 0
@@ -70,7 +74,7 @@ class ClientServer:
     def one_too_many(self, connection: ClientConnection) -> ProxyError | None:
         """Why a new connection is not served; where it is, it is counted as its client's until it is lost."""
         spec = self.spec
-        if len(self.connections) >= spec.max_connections:
+        if len(self.connections) - len(self._surplus) >= spec.max_connections:
             full = f"this port serves {spec.max_connections} connections at a time"
             return ProxyError(503, "too_many_connections", full, retry_after=1.0)
         if spec.max_connections_per_client and (client := client_of(connection.peer)):
@@ -80,6 +84,15 @@ class ClientServer:
             self._crowd.add(client)
             connection.counted_as = client
         return None
+
+    def add_surplus(self, connection: ClientConnection) -> bool:
+        """A new connection was one too many; returns whether there is room to let its client read why.
+
+        Where there is none it is closed with the answer under way, which a client that is sending may not see.
+        """
+        lingering = len(self._surplus)
+        self._surplus.add(connection)
+        return lingering < max(_FEWEST_LINGERING, self.spec.max_connections // _SERVED_PER_LINGERING)
 
     def turned_away(self, transport: asyncio.BaseTransport, error: ProxyError) -> None:
         """A client was disconnected before it could be answered."""
@@ -119,6 +132,7 @@ class ClientServer:
     def lost(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        self._surplus.discard(connection)
         if connection.counted_as:
             self._crowd.remove(connection.counted_as)
         self.heard(connection)

@@ -55,6 +55,8 @@ class Server(Protocol):
 
     def one_too_many(self, connection: ClientConnection) -> ProxyError | None: ...
 
+    def add_surplus(self, connection: ClientConnection) -> bool: ...
+
     def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None: ...
 
     def date(self) -> bytes: ...
@@ -108,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
             # Without lingering: strangers hold no connections, which others could want.
             self.refuse(stranger, linger=False)
         elif one_too_many is not None:
-            self.refuse(one_too_many)
+            self.refuse(one_too_many, linger=server.add_surplus(self))
         else:
             self._limit(server.spec.client_header_timeout)
 

@@ -124,7 +124,8 @@ PROXY = Table(
         Key(
             "max_connections",
             Whole(minimum=1),
-            "How many clients may be connected at a time; one more is answered 503.",
+            "How many clients may be connected at a time; one more is answered 503. It has 5 seconds to read that, as "
+            "long as not more than an eighth as many are (8 at least): beyond that it is disconnected at once.",
             _PROXY.max_connections,
         ),
         Key(

@@ -68,6 +68,31 @@ async def test_one_connection_too_many_is_503_and_the_others_go_on(rig):
     assert (await first.response()).status == 200
 
 
+async def test_refused_clients_that_do_not_leave_are_held_up_to_a_number_and_take_nobodys_place(rig, monkeypatch):
+    monkeypatch.setattr("proxy.clients.connection.LINGER", 60.0)
+    rig.reconfigure(max_connections=2)
+    server, left = rig.proxy._server, asyncio.Event()
+    connections, lost = server.connections, server.lost
+    first, second = await rig.connect(), await rig.connect()
+    for client in (first, second):
+        await client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.response()).status == 200
+    held = [await rig.connect() for _ in range(8)]
+    for client in held:
+        assert (await client.response()).status == 503
+    assert len(connections) == 10
+    for _ in range(20):
+        await (await rig.connect()).closed()
+    assert len(connections) == 10
+    monkeypatch.setattr(server, "lost", lambda connection: (lost(connection), left.set()))
+    await first.close()
+    await asyncio.wait_for(left.wait(), PATIENCE)
+    assert len(connections) == 9
+    assert (await rig.get("/health")).status == 200
+    for client in held:
+        await client.close()
+
+
 async def test_a_client_that_pipelines_without_end_is_not_read_without_end(rig):
     go = asyncio.Event()
 
