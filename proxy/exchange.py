@@ -51,6 +51,11 @@ class Request(Protocol):
         ...
 
     @property
+    def host(self) -> bytes:
+        """The host that the client asked for."""
+        ...
+
+    @property
     def secure(self) -> bool:
         """Whether it came by TLS."""
         ...

@@ -68,7 +68,7 @@ class Service:
             reply.lines = self._cors.lines(request.head)
         if self._told:
             head = request.head
-            told = forwarded_fields(self._told, request.peer, head.field(b"host"), secure=request.secure)
+            told = forwarded_fields(self._told, request.peer, request.host, secure=request.secure)
             head.passing += tuple(told)
 
     def answer(

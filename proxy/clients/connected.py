@@ -35,6 +35,8 @@ class ClientServer:
 
     #: Whose clients may connect; None: everybody.
     networks: ClientNetworks | None
+    #: Whose word on their clients is believed; None: nobody's.
+    trusted: ClientNetworks | None
     #: What new connections speak TLS with; None: they do not.
     tls: ssl.SSLContext | None = None
 
@@ -61,15 +63,19 @@ class ClientServer:
         """Take new limits; ``allow_clients`` holds for new connections, and for the next request of those that are."""
         self.spec = spec
         self.networks = ClientNetworks(spec.allow_clients) if spec.allow_clients else None
+        self.trusted = ClientNetworks(spec.trusted_proxies) if spec.trusted_proxies else None
 
     def stranger(self, transport: asyncio.BaseTransport) -> ProxyError | None:
-        """Why the client of a connection is not served; None where it is. Its folder decides who reaches a socket."""
+        """Why the client of a connection is not served; None where it is. Its folder decides who reaches a socket.
+
+        A trusted proxy may connect: its clients are looked at, request by request.
+        """
         if self.networks is None or transport.get_extra_info("socket").family == socket.AF_UNIX:
             return None
         peer = transport.get_extra_info("peername")  # none when it has left already
-        if peer and self.networks.has(peer[0]):
+        if peer and (self.networks.has(peer[0]) or (self.trusted is not None and self.trusted.has(peer[0]))):
             return None
-        return ProxyError(403, "client_not_allowed", f"clients at {peer[0] if peer else '-'} are not served here")
+        return _not_allowed(peer[0] if peer else "-")
 
     def one_too_many(self, connection: ClientConnection) -> ProxyError | None:
         """Why a new connection is not served; where it is, it is counted as its client's until it is lost."""
@@ -77,13 +83,32 @@ class ClientServer:
         if len(self.connections) - len(self._surplus) >= spec.max_connections:
             full = f"this port serves {spec.max_connections} connections at a time"
             return ProxyError(503, "too_many_connections", full, retry_after=1.0)
-        if spec.max_connections_per_client and (client := client_of(connection.peer)):
-            if self._crowd.has(client) >= spec.max_connections_per_client:
-                full = f"this port serves {spec.max_connections_per_client} connections of one client at a time"
+        if self.trusted is not None and self.trusted.has(connection.peer):
+            return None
+        return self._count(connection, connection.peer)
+
+    def unwelcome(self, connection: ClientConnection, client: str) -> ProxyError | None:
+        """Why the request of a trusted proxy's client is not served; where it is, it is counted until it ends."""
+        if self.networks is not None and not self.networks.has(client):
+            return _not_allowed(client)
+        self.uncount(connection)  # for itself, from the time before its network was trusted
+        return self._count(connection, client)
+
+    def _count(self, connection: ClientConnection, address: str) -> ProxyError | None:
+        limit = self.spec.max_connections_per_client
+        if limit and (client := client_of(address)):
+            if self._crowd.has(client) >= limit:
+                full = f"this port serves {limit} connections of one client at a time"
                 return ProxyError(429, "too_many_connections", full, retry_after=1.0)
             self._crowd.add(client)
             connection.counted_as = client
         return None
+
+    def uncount(self, connection: ClientConnection) -> None:
+        """It counts as nobody's any more."""
+        if connection.counted_as:
+            self._crowd.remove(connection.counted_as)
+            connection.counted_as = b""
 
     def add_surplus(self, connection: ClientConnection) -> bool:
         """A new connection was one too many; returns whether there is room to let its client read why.
@@ -133,8 +158,7 @@ class ClientServer:
         """A connection has ended."""
         self.connections.discard(connection)
         self._surplus.discard(connection)
-        if connection.counted_as:
-            self._crowd.remove(connection.counted_as)
+        self.uncount(connection)
         self.heard(connection)
         if not self.connections:
             self._all_lost.set()
@@ -155,3 +179,7 @@ class ClientServer:
         if now != self._date_of:
             self._date, self._date_of = f"Date: {formatdate(now, usegmt=True)}\r\n".encode(), now
         return self._date
+
+
+def _not_allowed(address: str) -> ProxyError:
+    return ProxyError(403, "client_not_allowed", f"clients at {address} are not served here")

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 from proxy.clients.incoming import HttpRequest
 from proxy.clients.networks import ClientNetworks
 from proxy.clients.response import HttpClient
+from proxy.clients.trusted import told
 from proxy.errors import Dialect, ProxyError, error_body, error_headers
 from proxy.exchange import Source
 from proxy.http.headers import HeadError
@@ -34,6 +35,9 @@ class Server(Protocol):
     @property
     def networks(self) -> ClientNetworks | None: ...
 
+    @property
+    def trusted(self) -> ClientNetworks | None: ...
+
     #: Handlers that are ending after their connection.
     tasks: set[asyncio.Task[None]]
 
@@ -54,6 +58,10 @@ class Server(Protocol):
         ...
 
     def one_too_many(self, connection: ClientConnection) -> ProxyError | None: ...
+
+    def unwelcome(self, connection: ClientConnection, client: str) -> ProxyError | None: ...
+
+    def uncount(self, connection: ClientConnection) -> None: ...
 
     def add_surplus(self, connection: ClientConnection) -> bool: ...
 
@@ -76,6 +84,8 @@ class ClientConnection(asyncio.Protocol):
         #: Whether nobody is there to be answered.
         self.gone = False
         self._lost = False
+        #: Whether the request in hand is of a trusted proxy's client.
+        self._proxied = False
         #: The networks of which the client was found to be.
         self._networks = server.networks
         self._request: HttpRequest | None = None
@@ -217,6 +227,9 @@ class ClientConnection(asyncio.Protocol):
     def request_ends(self, request: HttpRequest, client: HttpClient) -> None:
         """The handler is done."""
         self._request = self.task = self._source = None
+        if self._proxied:
+            self._proxied = False
+            self._server.uncount(self)
         if self._lost:
             return
         if self._closing or not client.over:
@@ -258,23 +271,30 @@ class ClientConnection(asyncio.Protocol):
                 return
         try:
             head = parse_request(data[: end + 4])
+            trusted = self._server.trusted
+            heard = told(self.peer, head.hearsay, trusted) if trusted is not None and trusted.has(self.peer) else None
         except HeadError as error:
             self._refuse_head(error)
             return
+        if heard is not None:
+            self._proxied = True
+            if (unwelcome := self._server.unwelcome(self, heard.client)) is not None:
+                self.refuse(unwelcome, client=heard.client)
+                return
         self._deadline = None
         if not self._heard:
             self._heard = True
             self._server.heard(self)
-        request = self._request = HttpRequest(self, head)
+        request = self._request = HttpRequest(self, head, heard)
         self.task = self.loop.create_task(self._server.handler(request, HttpClient(self, head)))
 
     def _refuse_head(self, error: HeadError) -> None:
         message = str(error).splitlines()[0] if str(error) else "malformed"
         self.refuse(ProxyError(error.status, error.status, f"cannot parse the request: {message}"))
 
-    def refuse(self, error: ProxyError, *, linger: bool = True) -> None:
-        """Answer what is no request, and close."""
-        self._server.refused(self.peer, error)
+    def refuse(self, error: ProxyError, *, linger: bool = True, client: str = "") -> None:
+        """Answer what is no request, and close. ``client``: whose it was, where that is not the peer."""
+        self._server.refused(client or self.peer, error)
         body = error_body(error, Dialect.OPENAI)
         lines = "".join(f"{name}: {value}\r\n" for name, value in error_headers(error))
         head = f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n{lines}Content-Length: {len(body)}\r\n"

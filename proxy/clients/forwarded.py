@@ -23,9 +23,9 @@ class Forwarded(StrEnum):
 
 
 def forwarded_fields(mode: str, peer: str, host: bytes, *, secure: bool) -> Fields:
-    """Fields for the engine. ``peer``: the client's address, ``unix`` where it has none; ``secure``: it came by TLS."""
+    """Fields for the engine. ``peer``: the client's address, or ``unix``, ``unknown``; ``secure``: it came by TLS."""
     protocol = b"https" if secure else b"http"
-    address = b"" if peer == "unix" else peer.partition("%")[0].encode()
+    address = b"" if peer in ("unix", "unknown") else peer.partition("%")[0].encode()
     fields: Fields = []
     if mode in (Forwarded.X_FORWARDED, Forwarded.BOTH):
         if address:

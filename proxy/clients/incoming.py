@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.clients.response import HttpClient, Transport
+from proxy.clients.trusted import Told
 from proxy.errors import ProxyError, bad_request
 from proxy.exchange import Source
 from proxy.http.chunks import ChunkError, Chunks
@@ -49,6 +50,7 @@ class HttpRequest:
         "_error",
         "_left",
         "_size",
+        "_told",
         "_tunnel",
         "_waiter",
         "complete",
@@ -56,11 +58,13 @@ class HttpRequest:
         "receiving",
     )
 
-    def __init__(self, connection: Connection, head: RequestHead) -> None:
+    def __init__(self, connection: Connection, head: RequestHead, told: Told | None = None) -> None:
+        """``told``: what a trusted proxy says of it."""
         self.head = head
         self.receiving = False
         self.complete = head.length == 0
         self._connection = connection
+        self._told = told
         self._left = head.length or 0
         self._chunks = Chunks() if head.length is None else None
         self._consume: Callable[[bytes], None] = _ignore
@@ -72,11 +76,18 @@ class HttpRequest:
     @property
     def peer(self) -> str:
         """The client's address."""
-        return self._connection.peer
+        return self._connection.peer if self._told is None else self._told.client
+
+    @property
+    def host(self) -> bytes:
+        """The host that the client asked for."""
+        return (self._told.host if self._told is not None else b"") or self.head.field(b"host")
 
     @property
     def secure(self) -> bool:
         """Whether it came by TLS."""
+        if self._told is not None and self._told.secure is not None:
+            return self._told.secure
         return self._connection.transport.get_extra_info("sslcontext") is not None
 
     @property

@@ -30,7 +30,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-#: What a client says of those before it, which nobody can check. See ``proxy.clients.forwarded``.
+#: What a client says of those before it: nobody can check it, so it does not pass. See ``proxy.clients.forwarded``.
 _HEARSAY = frozenset(
     {
         b"forwarded",
@@ -111,6 +111,8 @@ class RequestHead:
     upgrade: str = ""
     #: Fields for the engine, without those that are written anew.
     passing: tuple[Field, ...] = ()
+    #: What it says of those before it, names in lower case. See ``proxy.clients.trusted``.
+    hearsay: tuple[Field, ...] = ()
 
     def copy(self) -> RequestHead:
         """One of one's own."""
@@ -127,6 +129,7 @@ class RequestHead:
             self.routing,
             self.upgrade,
             self.passing,
+            self.hearsay,
         )
 
     def field(self, name: bytes) -> bytes:
@@ -225,6 +228,8 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
                 head.request_id = value.decode("latin-1")
             case b"x-vllmctl-routing":
                 head.routing = value.decode("latin-1")
+            case _ if name in _HEARSAY:
+                head.hearsay += ((name, value),)
     if host is None:
         if http11:
             raise HeadError("no Host")
@@ -305,6 +310,11 @@ def own_head(status: int, reason: str, headers: Iterable[tuple[str, str]], lengt
     head = ResponseHead(status, reason, "".join(lines).encode("latin-1", "replace"), length, content_type=content_type)
     head.is_event_stream = _is_event_stream(content_type)
     return head
+
+
+def is_host(value: bytes) -> bool:
+    """Whether this can be the value of a Host field, and is not empty."""
+    return value != b"" and _HOST.fullmatch(value) is not None
 
 
 def is_request_id(value: str) -> bool:

@@ -72,6 +72,7 @@ class Assembler:
         if proxy.status_listen is not None:
             self._status_listen(proxy.status_listen, proxy.listen)
         self._allow_clients(_given(values, "proxy").get("allow_clients"))
+        self._networks(("proxy", "trusted_proxies"), _given(values, "proxy").get("trusted_proxies"))
         self._tls(values.get("proxy"))
         return config
 
@@ -121,6 +122,9 @@ class Assembler:
         path = ("proxy", "allow_clients")
         if networks == ():
             self._complain(path, "is empty, so nobody could connect: leave it out to let everybody")
+        self._networks(path, networks)
+
+    def _networks(self, path: Path, networks: tuple[str, ...] | None) -> None:
         for network in networks or ():
             if reason := why_no_network(network):
                 self._complain(path, reason)

@@ -64,8 +64,8 @@ _RULES = """\
 - `sleep1` < `sleep2` < `stop`, each where it is set.
 - `backoff_min` must not be longer than `backoff_max`, `listen` must not be the endpoint of a replica.
 - `tls_certificate` and `tls_key` go together.
-- `allow_clients` must not be empty, and a network in it must have no address of its own (`192.168.1.0/24`, not
-  `192.168.1.7/24`).
+- `allow_clients` must not be empty. A network in it, or in `trusted_proxies`, must have no address of its own
+  (`192.168.1.0/24`, not `192.168.1.7/24`).
 - `cors_origins` is either `["*"]` or a list of origins.
 """
 

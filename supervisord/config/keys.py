@@ -73,6 +73,16 @@ PROXY = Table(
             shown="everybody who can connect",
         ),
         Key(
+            "trusted_proxies",
+            ListOf(Text(NETWORK), unique=True),
+            'Networks of reverse proxies whose word on their clients is believed, e.g. `["127.0.0.1", "::1"]`: a '
+            "request of theirs counts as that of the right-most address in `Forwarded` or `X-Forwarded-For` that is in "
+            "none of these, for `allow_clients`, `max_connections_per_client`, the log, and `forwarded`. Of all others "
+            "these fields are dropped. See security.md.",
+            (),
+            shown="nobody's",
+        ),
+        Key(
             "api_keys",
             Text(PRIVATE_FILE),
             "The file of the keys of which clients must show one: `NAME:KEY` or `KEY` a line, as an absolute path that "
@@ -133,7 +143,8 @@ PROXY = Table(
             Whole(),
             "How many connections one client may have at a time, by its IPv4 address or its IPv6 /64 network; one more "
             "is answered 429. `0`: no limit. Loopback and Unix sockets are never limited: behind a reverse proxy on "
-            "this machine all clients are one address, and limiting them is for that proxy.",
+            "this machine all clients are one address, and limiting them is for that proxy, unless it is one of "
+            "`trusted_proxies`: then a client's requests in flight count.",
             _PROXY.max_connections_per_client,
         ),
         Key(

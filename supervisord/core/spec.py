@@ -111,6 +111,8 @@ class ProxySpec:
     listen: str = "127.0.0.1:8000"
     #: Networks whose clients may connect, ``ADDRESS`` or ``ADDRESS/PREFIX``; empty: not set, everybody.
     allow_clients: tuple[str, ...] = ()
+    #: Networks of reverse proxies whose word on their clients is believed; empty: nobody's.
+    trusted_proxies: tuple[str, ...] = ()
     #: The file of the keys that clients must show: an absolute path or ``credential:NAME``; empty: not set, none.
     api_keys: str = ""
     #: The files of the certificate (with its chain) and of its key, as above; both or none. Empty: plain HTTP.

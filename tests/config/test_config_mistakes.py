@@ -57,6 +57,10 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
             "[proxy] allow_clients: '192.168.1.7/24' is an address within a network: write 192.168.1.0/24 for all of it, or 192.168.1.7 for that one alone",
         ),
         (
+            '[proxy]\ntrusted_proxies = ["127.0.0.1/8"]',
+            "[proxy] trusted_proxies: '127.0.0.1/8' is an address within a network: write 127.0.0.0/8 for all of it, or 127.0.0.1 for that one alone",
+        ),
+        (
             '[proxy]\nallow_clients = ["10.0.0.0/33"]',
             "[proxy] allow_clients: '10.0.0.0/33' is not an IP address or a network",
         ),

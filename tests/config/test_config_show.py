@@ -116,6 +116,7 @@ def configs(draw: st.DrawFn) -> Config:
         **draw(st.sampled_from([{}, {"tls_certificate": "/etc/c.pem", "tls_key": "credential:key"}])),
         api_keys=draw(st.sampled_from(["", "credential:keys", "/etc/my keys"])),
         allow_clients=draw(st.sampled_from([(), ("127.0.0.0/8", "::1")])),
+        trusted_proxies=draw(st.sampled_from([(), ("127.0.0.1", "fd00::/8")])),
         cors_origins=draw(st.sampled_from([(), ("*",), ("http://localhost:3000", "https://a.example")])),
         forwarded=draw(st.sampled_from(["off", "both"])),
         route_headers=draw(st.booleans()),
