@@ -7,7 +7,6 @@ keeps those used since at least half the capacity ago, for the price of a plain 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Generic, TypeVar
 
 from proxy.reading.facts import Facts
@@ -40,7 +39,9 @@ class Halves(Generic[V]):
 
     def put_all(self, keys: Sequence[bytes], value: V) -> None:
         """One value for many keys; what is more than the capacity is cut off."""
-        self._young.update(zip(keys[: self._half], repeat(value), strict=False))
+        young = self._young
+        for key in keys if len(keys) <= self._half else keys[: self._half]:
+            young[key] = value
         self._turn()
 
     def last_of(self, keys: Sequence[bytes], end: int, start: int) -> int:
@@ -84,12 +85,18 @@ class Held:
         return len(self._stamps)
 
     def longest(self, facts: Facts, hint: int = -1, *, gone: bool = False) -> tuple[int, float]:
-        """The bytes of the longest prefix that is there, and how many tokens ago it was used; (0, 0) for none.
+        """The bytes of the longest prefix that is there, and how many tokens ago it was used; (0, 0) for none."""
+        messages, age = self.reach(facts, hint, gone=gone)
+        return (facts.sizes[messages - 1], age) if messages else (0, 0.0)
+
+    def reach(self, facts: Facts, hint: int = -1, *, gone: bool = False) -> tuple[int, float]:
+        """The messages of the longest prefix that is there, and how many tokens ago it was used; (0, 0) for none.
 
         ``hint``: the place of a key that is likely to be the last. ``gone``: also of those that were computed here but
         are believed to have made room for others.
         """
-        keys, oldest = facts.keys, 0.0 if gone else self.clock - self.holds
+        keys, clock = facts.keys, self.clock
+        oldest = 0.0 if gone else clock - self.holds
         young, old = self._stamps.halves()
         # Every use of a prefix is one of all its own prefixes, so what is there comes before what is not. Most have
         # the whole conversation but for its newest messages, or next to nothing: those two ends are looked at first.
@@ -97,27 +104,30 @@ class Held:
         at = hint if hint >= 0 else 0
         while low < high:
             key = keys[at]
-            stamp = young[key] if key in young else old.get(key)
+            stamp = young.get(key)
+            if stamp is None:
+                stamp = old.get(key)
             if stamp is not None and stamp >= oldest:
-                low, age = at + 1, self.clock - stamp
+                low, age = at + 1, clock - stamp
             else:
                 high = at
             if high - low > 2 * step:
                 at, step = low + step - 1, 2 * step
             else:
                 at = (low + high) // 2
-        return (facts.sizes[low - 1], age) if low else (0, 0.0)
+        return low, age
 
-    def add(self, facts: Facts, new: float) -> None:
+    def add(self, facts: Facts, new: float, reach: int | None = None) -> None:
         """The replica computes this prompt, ``new`` tokens of which it did not have.
 
+        ``reach``: of how many messages it may have something, as far as that is known.
         All of its prefixes are used. Those that were stamped not long ago are left alone, which is most of the work
         saved: of a conversation of 200 messages two are new. What is late is at most a quarter of what the cache holds.
         """
         self.clock += new
         keys = facts.keys
         young, _ = self._stamps.halves()
-        first = len(keys)
+        first = len(keys) if reach is None else reach
         while first and keys[first - 1] not in young:
             first -= 1
         if first:

@@ -26,6 +26,8 @@ class Pending:
 
     def __init__(self) -> None:
         self._charges: dict[Charge, None] = {}
+        #: The one that is being computed; None: nothing is.
+        self._head: Charge | None = None
         self._total = 0.0
 
     def __len__(self) -> int:
@@ -33,7 +35,8 @@ class Pending:
 
     def add(self, charge: Charge, now: float) -> None:
         """The request was sent."""
-        if not self._charges:
+        if self._head is None:
+            self._head = charge
             charge.began = now
         self._charges[charge] = None
         self._total += charge.seconds
@@ -42,26 +45,27 @@ class Pending:
         """Its prefill is done, or it is gone. Returns the seconds it took if it was the first of the queue."""
         if not charge.open:
             return None
-        took = now - charge.began if self._head() is charge else None
+        took = now - charge.began if self._head is charge else None
         self._take_out(charge, now)
         return took
 
     def seconds(self, now: float) -> float:
         """The work left."""
-        while (head := self._head()) is not None and not head.streams and now - head.began >= head.seconds:
+        head = self._head
+        while head is not None and not head.streams and now - head.began >= head.seconds:
             self._take_out(head, head.began + head.seconds)  # nobody will tell: it is taken to be as predicted
+            head = self._head
         if head is None:
             return 0.0
         return max(0.0, self._total - min(now - head.began, head.seconds))
 
-    def _head(self) -> Charge | None:
-        return next(iter(self._charges), None)
-
     def _take_out(self, charge: Charge, now: float) -> None:
-        was_head = self._head() is charge
         del self._charges[charge]
         charge.open = False
-        self._total = self._total - charge.seconds if self._charges else 0.0
-        head = self._head()
-        if was_head and head is not None:
-            head.began = now
+        if not self._charges:
+            self._head, self._total = None, 0.0
+            return
+        self._total -= charge.seconds
+        if self._head is charge:
+            self._head = next(iter(self._charges))
+            self._head.began = now

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from proxy.policies.held import PREFIXES, WHOLES, Halves, Held
 from proxy.policies.pending import Charge, Pending
@@ -70,17 +71,16 @@ class _Sent:
     took: float | None = None
 
 
-@dataclass(slots=True)
-class _Offer:
+@dataclass(eq=False, slots=True)
+class _Offer(Place):
     """What one candidate would cost."""
 
-    candidate: Candidate
     replica: _Replica
-    #: Bytes of the longest prefix that is there, and how many tokens ago it was used.
+    #: Messages of the longest prefix that is there, their bytes, and how many tokens ago it was used.
+    reach: int
     there: int
     age: float
-    #: Tokens to compute, and the seconds that takes.
-    new: float
+    #: Seconds that its new tokens take, and those to its first token.
     seconds: float
     cost: float
 
@@ -108,44 +108,37 @@ class Prefill:
 
     def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | NotYet:
         """The home of the conversation, or the cheapest; not yet, if it has to wait for a seat."""
-        self._release(facts)
         now = self._clock()
+        self._release(facts, now)
         length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
         # The longest known request that this one goes on from, whoever served it.
         known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
-        offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
+        offers = self._offers(facts, length, candidates, now, known)
         if not self.longest_hold or not self._seats.concern(facts, length, candidates):
-            return self._place(facts, length, offers, now, known)
+            chosen, why, placement = self._place(facts, length, offers, now, known)
+            return Choice(chosen.candidate.name, _reason(why, offers), placement)
         waited = self._seats.waited(facts, now)
-        places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
-        free = self._seats.ask(facts, places, self.longest_hold, now)
+        free = self._seats.ask(facts, offers, self.longest_hold, now)
         if isinstance(free, NotYet):
             return free
-        names = [place.name for place in free]
-        choice = self._place(facts, length, [offer for offer in offers if offer.candidate.name in names], now, known)
-        taken = next(place for place in free if place.name == choice.replica)
-        self._seats.take(facts, taken, length, self._time.seconds(length, length), now)
-        return (
-            Choice(choice.replica, f"held {waited:.1f}s for KV, {choice.reason}", choice.placement)
-            if waited
-            else choice
-        )
+        chosen, why, placement = self._place(facts, length, free, now, known)
+        self._seats.take(facts, chosen, length, self._time.seconds(length, length), now)
+        reason = _reason(why, free)
+        return Choice(chosen.candidate.name, f"held {waited:.1f}s for KV, {reason}" if waited else reason, placement)
 
     def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
         """As ``choose``, and what each replica would cost."""
         now = self._clock()
         length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
         known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
-        offers = [self._offer(facts, length, candidate, now, known) for candidate in candidates]
+        offers = self._offers(facts, length, candidates, now, known)
         bids = tuple(self._bid(offer, now) for offer in sorted(offers, key=lambda offer: offer.cost))
-        open_to = offers
+        open_to: Sequence[_Offer] = offers
         if self.longest_hold and self._seats.concern(facts, length, candidates):
-            places = [Place(o.candidate.name, o.replica.held, o.candidate.kv_tokens, o.new) for o in offers]
-            free = self._seats.outlook(facts, places, now)
+            free = self._seats.outlook(facts, offers, now)
             if isinstance(free, NotYet):
                 return Explanation("", free.reason, bids)
-            names = [place.name for place in free]
-            open_to = [offer for offer in offers if offer.candidate.name in names]
+            open_to = free
         chosen, why, _ = self._decide(facts, open_to, known)
         return Explanation(chosen.candidate.name, _reason(why, open_to), bids)
 
@@ -153,30 +146,40 @@ class Prefill:
         pending = offer.replica.pending.seconds(now)
         return Bid(offer.candidate.name, offer.cost, pending, offer.seconds, round(offer.there / self._token.size))
 
-    def _place(self, facts: Facts, length: float, offers: Sequence[_Offer], now: float, known: int) -> Choice:
-        chosen, why, placement = self._decide(facts, offers, known)
+    def _place(
+        self, facts: Facts, length: float, offers: Sequence[_Offer], now: float, known: int
+    ) -> tuple[_Offer, str, Placement]:
+        decision = chosen, _, placement = self._decide(facts, offers, known)
         if placement is not Placement.STAYS:
             self._counter.taken(chosen.candidate)
         self._send(facts, length, chosen, now, known)
-        return Choice(chosen.candidate.name, _reason(why, offers), placement)
+        return decision
 
     def _decide(self, facts: Facts, offers: Sequence[_Offer], known: int) -> tuple[_Offer, str, Placement]:
-        best = min(offer.cost for offer in offers)
-        homes = self._homes(facts, offers, known)
-        home = min(homes, key=lambda offer: (offer.cost, offer.candidate.name)) if homes else None
+        best = offers[0].cost
+        for offer in offers:
+            if offer.cost < best:
+                best = offer.cost
+        home = self._home(facts, offers, known) if known >= 0 else None
         if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
             return home, f"continuation of {home.candidate.name}, stays", Placement.STAYS
         level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
-        turn = self._counter.peek([offer.candidate for offer in offers if offer.cost <= level])
-        chosen = next(offer for offer in offers if offer.candidate is turn)
+        equal = [offer for offer in offers if offer.cost <= level]
+        chosen = equal[0]
+        if len(equal) > 1:
+            turn = self._counter.peek([offer.candidate for offer in equal])
+            for offer in equal:
+                if offer.candidate is turn:
+                    chosen = offer
         if home is None:
             return chosen, "cold", Placement.COLD
         return chosen, f"continuation of {home.candidate.name}, moves", Placement.MOVES
 
     def forget(self, facts: Facts, replica: str) -> None:
         """It has no owner there, and nothing is learned from it."""
-        sent = self._release(facts)
-        self._seats.left(facts, self._clock(), retried=True)
+        now = self._clock()
+        sent = self._release(facts, now)
+        self._seats.left(facts, now, retried=True)
         if sent is None or facts.whole is None:
             return
         sent.held.drop(facts.whole)
@@ -194,9 +197,10 @@ class Prefill:
 
     def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
         """Learn from it, if it had an answer, and let it go."""
-        sent = self._release(facts)
+        now = self._clock()
+        sent = self._release(facts, now)
         scale = tokens / sent.length if tokens and sent is not None and sent.length else 1.0
-        self._seats.left(facts, self._clock(), tokens=tokens, scale=scale)
+        self._seats.left(facts, now, tokens=tokens, scale=scale)
         if sent is None:
             return
         if tokens and facts.sizes:
@@ -246,50 +250,78 @@ class Prefill:
         known = self._replicas.get(replica)
         return known.pending.seconds(self._clock()) if known is not None else 0.0
 
-    def _offer(self, facts: Facts, length: float, candidate: Candidate, now: float, known: int) -> _Offer:
-        replica = self._replicas.get(candidate.name)
-        if replica is None:
-            replica = self._replicas[candidate.name] = _Replica(candidate.generation, self._capacity)
-        elif replica.held.generation != candidate.generation:
-            replica.restarted(candidate.generation)
-        there, age = replica.held.longest(facts, known)
-        new = max(1.0, length - there / self._token.size)
-        seconds = replica.speed.factor * self._time.seconds(new, length)
-        cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
-        return _Offer(candidate, replica, there, age, new, seconds, cost)
+    def _offers(
+        self, facts: Facts, length: float, candidates: Sequence[Candidate], now: float, known: int
+    ) -> list[_Offer]:
+        token_size = self._token.size
+        # Most have nothing of a prompt, and for all of them its prefill takes the same.
+        all_new = max(1.0, length)
+        all_seconds = self._time.seconds(all_new, length)
+        offers: list[_Offer] = []
+        for candidate in candidates:
+            replica = self._replicas.get(candidate.name)
+            if replica is None:
+                replica = self._replicas[candidate.name] = _Replica(candidate.generation, self._capacity)
+            elif replica.held.generation != candidate.generation:
+                replica.restarted(candidate.generation)
+            held = replica.held
+            reach, age = held.reach(facts, known)
+            there, new, seconds = 0, all_new, all_seconds
+            if reach:
+                there = facts.sizes[reach - 1]
+                new = max(1.0, length - there / token_size)
+                seconds = self._time.seconds(new, length)
+            seconds *= replica.speed.factor
+            cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
+            offers.append(_Offer(candidate, held, new, replica, reach, there, age, seconds, cost))
+        return offers
 
-    def _homes(self, facts: Facts, offers: Sequence[_Offer], at: int) -> list[_Offer]:
-        """Those that served, whole, the longest request that this one goes on from and that any of them served."""
-        # From the longest down to the first that is more than instructions: those are shared by strangers.
+    def _home(self, facts: Facts, offers: Sequence[_Offer], known: int) -> _Offer | None:
+        """The cheapest that served, whole, the longest request that this one goes on from and any of them served."""
         keys = facts.keys
+        helds = [offer.held for offer in offers]
+        # From the longest down to the first that is more than instructions: those are shared by strangers.
+        at = end = known
         while at >= 0:
-            owners = self._owners.get(keys[at]) or ()
-            homes = [offer for offer in offers if offer.replica.held in owners]
-            if homes:
-                return homes
-            at = self._owners.last_of(keys, at, facts.instructions)
-        return []
+            home: _Offer | None = None
+            for owner in self._owners.get(keys[at]) or ():
+                if owner in helds:
+                    offer = offers[helds.index(owner)]
+                    if home is None or (offer.cost, offer.candidate.name) < (home.cost, home.candidate.name):
+                        home = offer
+            if home is not None:
+                return home
+            if at == known:
+                # Who served one of the many turns before has been seen with its messages, if it is not long ago.
+                end = max([offer.held.reach(facts, known, gone=True)[0] for offer in offers])
+            at = self._owners.last_of(keys, min(at, end), facts.instructions)
+        return None
 
     def _send(self, facts: Facts, length: float, offer: _Offer, now: float, at: int) -> None:
         replica = offer.replica
         held = replica.held
         # Nothing has ever made room: what was computed there is there.
-        known, age = (offer.there, offer.age) if held.holds == float("inf") else held.longest(facts, at, gone=True)
+        reach, age = (offer.reach, offer.age) if held.holds == inf else held.reach(facts, at, gone=True)
         charge = Charge(offer.seconds, facts.stream)
         replica.pending.add(charge, now)
-        share = known / facts.sizes[-1] if known else 0.0
+        share = facts.sizes[reach - 1] / facts.sizes[-1] if reach else 0.0
         self._sent[id(facts)] = _Sent(facts, replica, held, replica.pending, charge, length, offer.new, share, age)
-        if facts.whole is not None:
-            held.add(facts, offer.new)
-            others = (owner for owner in self._owners.get(facts.whole) or () if owner is not held)
-            # An owner that was restarted is in no candidate any more: let it go.
-            current = (owner for owner in others if any(r.held is owner for r in self._replicas.values()))
-            self._owners.put(facts.whole, (held, *current))
+        if facts.keys:
+            held.add(facts, offer.new, reach)
+            whole = facts.keys[-1]
+            owners = self._owners.get(whole)
+            if owners is None:
+                self._owners.put(whole, (held,))
+            else:
+                # One that was restarted is in no candidate any more: let it go.
+                current = [r.held for r in self._replicas.values()]
+                others = [owner for owner in owners if owner is not held and owner in current]
+                self._owners.put(whole, (held, *others))
 
-    def _release(self, facts: Facts) -> _Sent | None:
+    def _release(self, facts: Facts, now: float) -> _Sent | None:
         sent = self._sent.pop(id(facts), None)
-        if sent is not None:
-            sent.pending.release(sent.charge, self._clock())
+        if sent is not None and sent.charge.open:
+            sent.pending.release(sent.charge, now)
         return sent
 
 

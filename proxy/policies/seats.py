@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from proxy.policies.held import Held
 from proxy.policies.pauses import LONGEST, Pauses
@@ -30,23 +31,25 @@ LONG, LONG_SHARE = 20_000, 1 / 30
 SHARE, FULL = 0.85, 1.0
 #: Seconds after which one that is held goes all the same, at most.
 LONGEST_HOLD = 120.0
-#: Seconds after which a conversation that is silent is forgotten, and how often that is looked for.
-FORGOTTEN, SWEEP = 300.0, 1.0
+#: Seconds after which a conversation that is silent is forgotten, how often that is looked for, and how many are in one
+#: go, which is part of a decision: the others are in the next.
+FORGOTTEN, SWEEP, SWEPT = 300.0, 1.0, 32
 #: Seconds between two that are let in, before it was seen.
 _USUAL_INTERVAL = 30.0
 _INTERVALS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Place:
-    """One replica, for one request."""
+    """One replica, for one request. Where its cache does not tell how much it holds, there is always room."""
 
-    name: str
+    candidate: Candidate
     held: Held
-    #: Tokens that its cache holds; None: not known, so there is always room.
-    kv_tokens: int | None
     #: Tokens of the request that it does not have.
     new: float
+
+
+P = TypeVar("P", bound=Place)
 
 
 @dataclass(eq=False, slots=True)
@@ -68,8 +71,25 @@ class Seat:
     seated: bool = False
     #: An answer has told of the tokens here: no estimates any more.
     told: bool = False
-    #: Its last turn is over, and whether it comes back is not known yet.
-    pausing: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """Those that sit in one cache, in the order in which they sat down."""
+
+    seats: dict[Seat, None] = field(default_factory=dict)
+    #: Tokens that all of them take, None when one has changed: of many rows a request changes one.
+    _used: float | None = 0.0
+
+    @property
+    def used(self) -> float:
+        if self._used is None:
+            self._used = sum([seat.tokens for seat in self.seats])
+        return self._used
+
+    def changed(self) -> None:
+        """Somebody came, went or grew."""
+        self._used = None
 
 
 class Seats:
@@ -78,8 +98,12 @@ class Seats:
     def __init__(self) -> None:
         self._all: dict[bytes, Seat] = {}
         #: Those that sit, by the cache that they are in; and those whose request is under way.
-        self._rows: dict[Held, dict[Seat, None]] = {}
+        self._rows: dict[Held, _Row] = {}
         self._taken: dict[int, Seat] = {}
+        #: Those without a request under way, and of these the ones of which it is not known yet whether they come back;
+        #: who fell silent first is first.
+        self._silent: OrderedDict[Seat, None] = OrderedDict()
+        self._pausing: OrderedDict[Seat, None] = OrderedDict()
         #: Who is held, and since when, in the order in which they came. Facts keep their identity from being reused.
         self._queue: dict[int, tuple[Facts, float]] = {}
         #: What becomes of a conversation after its first turn and after later ones: many have only one.
@@ -90,7 +114,7 @@ class Seats:
 
     def __len__(self) -> int:
         """Conversations that sit."""
-        return sum(len(row) for row in self._rows.values())
+        return sum(len(row.seats) for row in self._rows.values())
 
     @property
     def held(self) -> int:
@@ -99,9 +123,11 @@ class Seats:
 
     def concern(self, facts: Facts, length: float, candidates: Sequence[Candidate]) -> bool:
         """Whether seats have anything to do with this request: it is held, or long for one whose KV is known."""
-        for candidate in candidates:
-            if candidate.kv_tokens and length >= min(LONG, LONG_SHARE * candidate.kv_tokens):
-                return True
+        if length:
+            for candidate in candidates:
+                kv_tokens = candidate.kv_tokens
+                if kv_tokens and (length >= LONG or length >= LONG_SHARE * kv_tokens):
+                    return True
         return id(facts) in self._queue
 
     def waited(self, facts: Facts, now: float) -> float:
@@ -109,22 +135,22 @@ class Seats:
         entry = self._queue.get(id(facts))
         return now - entry[1] if entry is not None else 0.0
 
-    def ask(self, facts: Facts, places: Sequence[Place], longest_hold: float, now: float) -> Sequence[Place] | NotYet:
+    def ask(self, facts: Facts, places: Sequence[P], longest_hold: float, now: float) -> Sequence[P] | NotYet:
         """Where a long request may go now: home, where there is room, or nowhere yet.
 
         One that has been held for ``longest_hold`` seconds goes anywhere.
         """
         self._sweep(now)
         seat = self._seat_of(facts)
-        if seat is not None and seat.pausing:
-            seat.pausing = False
+        if seat is not None and seat in self._pausing:
+            del self._pausing[seat]
             self._pauses(seat).add(now - seat.last)
         if seat is not None and seat.seated:
             at_home = self._at_home(seat, places)
             if at_home:
                 return at_home
             self._rise(seat)
-        boundless = [place for place in places if place.kv_tokens is None]
+        boundless = [place for place in places if place.candidate.kv_tokens is None]
         if boundless:
             return boundless
         since = self._queue.setdefault(id(facts), (facts, now))[1]
@@ -136,13 +162,13 @@ class Seats:
                 return free
         return self._not_yet(facts)
 
-    def outlook(self, facts: Facts, places: Sequence[Place], now: float) -> Sequence[Place] | NotYet:
+    def outlook(self, facts: Facts, places: Sequence[P], now: float) -> Sequence[P] | NotYet:
         """What ``ask`` would answer to a request that comes now; nobody rises for it, and it is not held."""
         seat = self._seat_of(facts)
         at_home = self._at_home(seat, places) if seat is not None and seat.seated else []
         if at_home:
             return at_home
-        boundless = [place for place in places if place.kv_tokens is None]
+        boundless = [place for place in places if place.candidate.kv_tokens is None]
         free = [] if self._queue else [place for place in places if self._in_the_way(place, now) is not None]
         return boundless or free or NotYet(self._reason(len(self._queue) + 1), self._likely_in(len(self._queue) + 1))
 
@@ -159,6 +185,7 @@ class Seats:
             self._forget(seat, rise=False)
             if seat.seated and seat.held is place.held:
                 seat.tokens += max(0.0, min(place.new, length - seat.tokens))
+                self._rows[seat.held].changed()
             else:
                 self._rise(seat)
                 if seat.held is place.held:
@@ -170,7 +197,8 @@ class Seats:
         seat.key, seat.prefill = facts.whole, prefill
         seat.turns += 1
         seat.in_flight += 1
-        seat.pausing = False
+        self._silent.pop(seat, None)
+        self._pausing.pop(seat, None)
         self._all[seat.key] = seat
         self._taken[id(facts)] = seat
 
@@ -185,52 +213,73 @@ class Seats:
         seat = self._taken.pop(id(facts), None)
         if seat is not None:
             seat.in_flight -= 1
-            seat.last, seat.pausing = now, not (seat.in_flight or retried)
+            seat.last = now
+            if not seat.in_flight:
+                self._silent[seat] = None
+                if not retried:
+                    self._pausing[seat] = None
             if tokens:
                 if not seat.told:
                     seat.shared, seat.told = seat.shared * scale, True
                 seat.tokens = max(0.0, tokens - seat.shared)
+                if seat.seated:
+                    self._rows[seat.held].changed()
 
     def _seat_of(self, facts: Facts) -> Seat | None:
         """That of the conversation that this request goes on, or asks again."""
-        if not self._all:
-            return None
-        for key in reversed(facts.keys[facts.instructions :]):
-            seat = self._all.get(key)
-            if seat is not None:
-                return seat
+        if self._all:
+            keys = facts.keys
+            for at in range(len(keys) - 1, facts.instructions - 1, -1):
+                seat = self._all.get(keys[at])
+                if seat is not None:
+                    return seat
         return None
 
     def _pauses(self, seat: Seat) -> Pauses:
         return self._first if seat.turns <= 1 else self._later
 
-    def _on(self, held: Held) -> Collection[Seat]:
-        return self._rows.get(held, {})
+    def _used(self, held: Held) -> float:
+        """Tokens of a cache that those who sit there take."""
+        row = self._rows.get(held)
+        return row.used if row is not None else 0.0
 
     def _sit(self, seat: Seat) -> None:
         seat.seated, seat.number = True, next(self._numbers)
-        self._rows.setdefault(seat.held, {})[seat] = None
+        row = self._rows.get(seat.held)
+        if row is None:
+            row = self._rows[seat.held] = _Row()
+        row.seats[seat] = None
+        row.changed()
 
     def _rise(self, seat: Seat) -> None:
         if seat.seated:
             seat.seated = False
             row = self._rows[seat.held]
-            del row[seat]
-            if not row:
+            del row.seats[seat]
+            row.changed()
+            if not row.seats:
                 del self._rows[seat.held]
 
-    def _at_home(self, seat: Seat, places: Sequence[Place]) -> list[Place]:
+    def _at_home(self, seat: Seat, places: Sequence[P]) -> list[P]:
         """Where one that sits may go: its own place, while it fits there, and any with free room."""
-        home = [place for place in places if place.held is seat.held]
-        if home and (seat.in_flight or self._still_fits(seat, home[0].kv_tokens)):
-            return [place for place in places if place is home[0] or self._has_free_room(place)]
+        for home in places:
+            if home.held is seat.held:
+                if seat.in_flight or self._still_fits(seat, home.candidate.kv_tokens):
+                    return [place for place in places if place is home or self._has_free_room(place)]
+                break
         return []
 
     def _still_fits(self, seat: Seat, kv_tokens: int | None) -> bool:
         """With those that sat down before it; the first always does."""
-        before = (other for other in self._on(seat.held) if other.number < seat.number)
-        used = sum(other.tokens for other in before)
-        return not used or kv_tokens is None or used + seat.tokens <= FULL * kv_tokens
+        row = self._rows[seat.held]
+        if kv_tokens is None or row.used <= FULL * kv_tokens:
+            return True  # also with those that sat down after it
+        used = 0.0
+        for other in row.seats:
+            if other is seat:
+                break
+            used += other.tokens
+        return not used or used + seat.tokens <= FULL * kv_tokens
 
     def _is_kept(self, seat: Seat, now: float) -> bool:
         patience = self._pauses(seat).patience(seat.prefill)
@@ -238,8 +287,8 @@ class Seats:
 
     def _has_free_room(self, place: Place) -> bool:
         """Whether a conversation can move there without anybody making room."""
-        used = sum([seat.tokens for seat in self._on(place.held)])
-        return place.kv_tokens is None or used + place.new <= SHARE * place.kv_tokens
+        kv_tokens = place.candidate.kv_tokens
+        return kv_tokens is None or self._used(place.held) + place.new <= SHARE * kv_tokens
 
     def _has_room(self, place: Place, now: float) -> bool:
         """Whether the request fits; those who are silent for too long make room."""
@@ -253,19 +302,26 @@ class Seats:
 
         Where nobody's cache is worth keeping, everybody does: the engine's own queue is as good as this one.
         """
-        if place.kv_tokens is None:
+        if self._has_free_room(place):
             return []
-        seats = self._on(place.held)
-        kept = [seat for seat in seats if self._is_kept(seat, now)]
-        leaving = [seat for seat in seats if not seat.in_flight and seat not in kept]
-        used = sum(seat.tokens for seat in seats)
-        leaving.sort(key=lambda seat: (seat.last, seat.number))
+        row = self._rows.get(place.held)
+        if row is None:
+            return []  # it is larger than the cache, and alone with it
+        used, room = row.used, SHARE * (place.candidate.kv_tokens or 0)
+        leaving: list[Seat] = []
+        anybody_is_kept = False
+        for seat in row.seats:
+            if self._is_kept(seat, now):
+                anybody_is_kept = True
+            elif not seat.in_flight:
+                leaving.append(seat)
+        leaving.sort(key=_silent_since)
         for at, seat in enumerate(leaving):
-            if used + place.new <= SHARE * place.kv_tokens:
+            if used + place.new <= room:
                 leaving = leaving[:at]
                 break
             used -= seat.tokens
-        return None if kept and used + place.new > SHARE * place.kv_tokens else leaving
+        return None if anybody_is_kept and used + place.new > room else leaving
 
     def _not_yet(self, facts: Facts) -> NotYet:
         at = list(self._queue).index(id(facts)) + 1
@@ -281,16 +337,33 @@ class Seats:
     def _sweep(self, now: float) -> None:
         if now - self._swept < SWEEP:
             return
-        self._swept = now
-        for seat in [seat for seat in self._all.values() if not seat.in_flight]:
-            if seat.pausing and now - seat.last > LONGEST:
-                seat.pausing = False
-                self._pauses(seat).add(math.inf)
-            if now - seat.last > FORGOTTEN:
-                self._forget(seat, rise=True)
+        late = _silent_for(LONGEST, self._pausing, now)
+        for seat in late:
+            del self._pausing[seat]
+            self._pauses(seat).add(math.inf)
+        forgotten = _silent_for(FORGOTTEN, self._silent, now)
+        for seat in forgotten:
+            del self._silent[seat]
+            self._forget(seat, rise=True)
+        if len(late) < SWEPT and len(forgotten) < SWEPT:
+            self._swept = now
 
     def _forget(self, seat: Seat, *, rise: bool) -> None:
         if self._all.get(seat.key) is seat:
             del self._all[seat.key]
         if rise:
             self._rise(seat)
+
+
+def _silent_since(seat: Seat) -> tuple[float, int]:
+    return seat.last, seat.number
+
+
+def _silent_for(seconds: float, seats: OrderedDict[Seat, None], now: float) -> list[Seat]:
+    """Those that have been silent for longer, the first ``SWEPT`` of them."""
+    found: list[Seat] = []
+    for seat in seats:
+        if now - seat.last <= seconds or len(found) == SWEPT:
+            break
+        found.append(seat)
+    return found

@@ -19,7 +19,12 @@ class Counter:
 
     def peek(self, candidates: Sequence[Candidate]) -> Candidate:
         """The candidate whose turn it is."""
-        return min(candidates, key=lambda candidate: (self._last.get(candidate.name, 0), candidate.name))
+        chosen, oldest = candidates[0], self._last.get(candidates[0].name, 0)
+        for candidate in candidates:
+            last = self._last.get(candidate.name, 0)
+            if last < oldest or (last == oldest and candidate.name < chosen.name):
+                chosen, oldest = candidate, last
+        return chosen
 
     def next(self, candidates: Sequence[Candidate]) -> Candidate:
         """The same, and it has had its turn."""

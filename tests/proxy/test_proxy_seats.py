@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.policies.pauses import FEWEST, LONGEST, MARGIN, PAUSES, Pauses
 from proxy.policies.prefill import Prefill
-from proxy.policies.seats import LONGEST_HOLD
+from proxy.policies.seats import FORGOTTEN, LONGEST_HOLD, SWEEP
 from proxy.policies.tokens import TokenSize
 from proxy.reading.facts import Facts
 from proxy.routing import PolicyBook
@@ -58,8 +58,8 @@ class Agents:
         self.policy.finished(facts, None)
         self.turns[number] = self.turns.get(number, 0) + 1
 
-    def turn(self, number: int, seconds: float = 6.0) -> str:
-        facts, choice = self.ask(number)
+    def turn(self, number: int, seconds: float = 6.0, **options: int) -> str:
+        facts, choice = self.ask(number, **options)
         assert isinstance(choice, Choice), choice
         self.answer(number, facts, seconds)
         return choice.replica
@@ -174,6 +174,24 @@ def test_nobody_is_held_for_longer_than_the_bound():
     for _ in range(4):
         agents.teach(turns=1, pause=5.0)
     assert all(isinstance(agents.again(facts), Choice) for facts in waiting)
+
+
+def test_who_is_silent_for_minutes_is_forgotten_and_so_is_a_prompt_of_instructions_alone():
+    """Many at once, which are not all looked at in one decision; the same instructions again are no conversation."""
+    agents = Agents()
+    agents.candidates = replicas(kv=100 * KV)
+    for number in range(80):
+        agents.turn(number, seconds=0.0)
+    only_instructions = turn(99, 0)._replace(instructions=1)
+    for facts in (only_instructions, only_instructions._replace()):
+        assert isinstance(agents.again(facts), Choice)
+        agents.policy.finished(facts, None)
+    assert agents.policy.seats == 82
+    agents.time.now += FORGOTTEN + 1.0
+    for number in range(100, 103):
+        agents.turn(number, seconds=0.0)
+        agents.time.now += SWEEP
+    assert agents.policy.seats == 3
 
 
 def test_a_restart_gives_every_seat_up(agents):
