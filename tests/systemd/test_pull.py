@@ -118,6 +118,8 @@ def test_pull_again_says_that_all_of_it_is_here(machine):
 
 
 def test_replicas_of_one_model_pull_it_once_and_each_has_its_result(machine):
+    own = "[Service]\nEnvironment=VLLM_REPLICA_LOG=/tmp/%i.log CUDA_VISIBLE_DEVICES=%i\n"
+    machine.unit_dir.write("vllm@.service.d/own.conf", own)
     machine.chat(replicas="[models.chat.replicas.chat-a]\n[models.chat.replicas.chat-b]\ngpus = [1]\n")
     code, results = machine.results("gpt")
     assert code == 0

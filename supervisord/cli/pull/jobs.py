@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supervisord.cli.exits import Exit, Report
 from supervisord.cli.pull.quadlet import image_of, image_of_pull, images_of
 from supervisord.cli.pull.units import Surroundings, Unit, Units
 from supervisord.core.spec import ModelSpec, ReplicaSpec
+from supervisord.launcher.command import GPU_VARIABLES
+from supervisord.launcher.explain import LOG_VARIABLE
 from supervisord.pull.engine import CONTAINERS
 from supervisord.pull.job import Image, Job, Weights
 from supervisord.pull.sources import sources
 
 _NOWHERE = Surroundings()
+#: Variables that each replica has its own of, and no download looks at.
+_OF_ONE = frozenset({*GPU_VARIABLES, LOG_VARIABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,9 @@ class Need:
 
     @property
     def key(self) -> object:
-        """Equal for needs that one pull serves."""
-        return (repr(self.job), self.surroundings)
+        """Equal for needs that one pull serves: what tells one replica of a model from another is no difference."""
+        variables = [each for each in self.surroundings.environment if each.partition("=")[0] not in _OF_ONE]
+        return (repr(self.job), replace(self.surroundings, environment=tuple(sorted(variables))))
 
 
 def need_of(model: ModelSpec, replica: ReplicaSpec, units: Units, home: str) -> Need:
