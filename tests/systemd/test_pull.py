@@ -255,8 +255,8 @@ def test_local_model_simulator_container_and_own_unit_have_nothing_to_pull_and_s
     assert (code, err) == (0, "")
     disk, box, own = out.splitlines()
     assert disk == f"disk: nothing to fetch: {machine.folder}/weights is on this machine"
-    assert box.startswith("box: nothing that is known how to fetch: its command is podman")
-    assert own.startswith("own: nothing that is known how to fetch: pull-own.service is a unit of your own")
+    assert box.startswith("box: nothing known to fetch: its command is podman")
+    assert own.startswith("own: nothing known to fetch: pull-own.service is a unit of your own")
 
 
 def test_local_model_that_is_not_there_is_an_error_before_the_night(machine):

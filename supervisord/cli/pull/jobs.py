@@ -57,9 +57,7 @@ def _bundled(model: ModelSpec, replica: ReplicaSpec, unit: Unit, home: str) -> N
         return Need(model.name, replica.name, why="nothing to fetch: it is simulated")
     command = serve.command or ("vllm", "serve")
     if Path(command[0]).name in CONTAINERS:
-        why = (
-            f"nothing that is known how to fetch: its command is {command[0]}, and what runs in a container is its own"
-        )
+        why = f"nothing known to fetch: its command is {command[0]}, and what runs in a container is its own"
         return Need(model.name, replica.name, why=why)
     directory = unit.surroundings.directory.removeprefix("!")
     place = directory if directory.startswith("/") else home
@@ -76,7 +74,7 @@ def _bundled(model: ModelSpec, replica: ReplicaSpec, unit: Unit, home: str) -> N
 
 def _own(model: ModelSpec, replica: ReplicaSpec, unit: Unit, units: Units) -> Need:
     if not unit.source.endswith(".container"):
-        why = f"nothing that is known how to fetch: {unit.name} is a unit of your own, and it alone knows what it loads"
+        why = f"nothing known to fetch: {unit.name} is a unit of your own, and it alone knows what it loads"
         return Need(model.name, replica.name, why=why)
     names = images_of(_texts(Path(unit.source)))
     if names and names[-1].endswith(".build"):
