@@ -35,6 +35,11 @@ class Pauses:
         self._seconds.append(seconds if seconds <= LONGEST else math.inf)
         self._patience.clear()
 
+    @property
+    def tell(self) -> bool:
+        """Whether there were enough of them to say anything."""
+        return len(self._seconds) >= FEWEST
+
     def patience(self, prefill: float) -> float:
         """How long to keep the cache of one whose whole prefill takes ``prefill`` seconds."""
         about = round(prefill) if prefill >= 1.0 else max(0.1, round(prefill, 1))
@@ -44,7 +49,7 @@ class Pauses:
         return known
 
     def _best(self, worth: float) -> float:
-        if len(self._seconds) < FEWEST:
+        if not self.tell:
             return 0.0
         pauses: list[float] = []
         for seconds in self._seconds:

