@@ -169,6 +169,20 @@ def test_an_upgrade_keeps_the_engines_and_the_configuration(steps: Steps) -> Non
     assert "status 200" in steps.output("chat-upgraded")
 
 
+def test_images_of_real_quadlets_are_pulled_by_the_real_podman_and_nothing_is_started(steps: Steps) -> None:
+    steps.output("quadlets")
+    results = {result["name"]: result for result in steps.data("pull")["results"]}
+    assert set(results) == {"boxed", "based"}
+    assert {result["result"] for result in results.values()} == {"pulled", "present"}
+    assert steps.output("pull-again").endswith("127.0.0.1:5055/vllm:1: all of it is here\n")
+    assert steps.output("pulled").startswith("127.0.0.1:5055/vllm:1 1")
+    assert steps.status("pull-gone") == 1
+    assert "vllmctl: gone: cannot pull 127.0.0.1:5055/vllm:2: " in steps.errors("pull-gone")
+    assert "manifest unknown" in steps.errors("pull-gone")
+    assert set((steps.folder / "not-started.out").read_text().split()) == {"inactive"}
+    steps.output("no-quadlets")
+
+
 def test_clients_and_the_bus_start_a_stopped_supervisor(steps: Steps) -> None:
     assert "status 200" in steps.output("client-starts-it")
     assert '"simulated"' in steps.output("bus-starts-it")
