@@ -21,7 +21,8 @@ def python_of(command: Sequence[str], env: Mapping[str, str]) -> str:
 
     A ``vllm`` that an installer wrote names its interpreter in its first line.
     """
-    path = env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    path, home = env.get("PATH", "/usr/local/bin:/usr/bin:/bin"), env.get("HOME", "")
+    command = [str(Path(home, word[2:])) if word.startswith("~/") else word for word in command]
     word = next((each for each in command if _is(each, "vllm") or _PYTHON.fullmatch(Path(each).name)), command[0])
     program = shutil.which(word, path=path)
     if program is None:

@@ -60,6 +60,11 @@ def test_python_itself_and_wrappers_before_it_are_understood(folder):
     assert python_of(("numactl", "-N", "0", str(folder / "bin/vllm"), "serve"), {}) == python
 
 
+def test_command_in_ones_home_is_found_there(folder):
+    program(folder / "bin/vllm", f"#!{folder}/bin/python3.12\n")
+    assert python_of(("~/bin/vllm", "serve"), {"HOME": str(folder)}) == str(folder / "bin/python3.12")
+
+
 def test_program_that_is_not_there_is_named_with_the_path(folder):
     with pytest.raises(NoPython, match=rf"there is no program vllm in PATH={folder}/path; give its full path"):
         python_of(("vllm", "serve"), env(folder / "path"))

@@ -302,6 +302,19 @@ def test_quadlets_image_is_pulled_with_its_units_podman_and_options_and_in_its_e
     assert machine("ocr")[1] == "ocr-a: registry.example/vllm:2: all of it is here\n"
 
 
+def test_quadlets_of_one_image_pull_it_once(machine, quadlet):
+    image = "registry.example/vllm:1"
+    quadlet(image, image, env="PODMAN_SYSTEMD_UNIT=%n")
+    other = (machine.unit_dir.path / "pull-ocr.service").read_text()
+    machine.unit_dir.write("pull-ocr-b.service", other)
+    replica = "[models.ocr.replicas.ocr-b]\nunit = 'pull-ocr-b.service'\nendpoint = 'http://127.0.0.1:10'\n"
+    machine.configure(machine.config.read_text() + replica)
+    code, results = machine.results("ocr")
+    assert code == 0
+    assert [each["result"] for each in results.values()] == ["pulled", "pulled"]
+    assert len(podman_ran(machine)) == 1
+
+
 def test_image_file_of_a_quadlet_is_pulled_as_its_own_unit_would(machine, quadlet):
     podman = machine.folder / "bin/podman"
     (machine.folder / "vllm.image").write_text("[Image]\nImage=registry.example/vllm:3\n")

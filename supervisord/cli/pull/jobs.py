@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from supervisord.pull.sources import sources
 
 _NOWHERE = Surroundings()
 #: Variables that each replica has its own of, and no download looks at.
-_OF_ONE = frozenset({*GPU_VARIABLES, LOG_VARIABLE})
+_OF_ONE = frozenset({*GPU_VARIABLES, LOG_VARIABLE, "PODMAN_SYSTEMD_UNIT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,8 @@ def _bundled(model: ModelSpec, replica: ReplicaSpec, unit: Unit, home: str) -> N
     if Path(command[0]).name in CONTAINERS:
         why = f"nothing known to fetch: its command is {command[0]}, and what runs in a container is its own"
         return Need(model.name, replica.name, why=why)
-    directory = unit.surroundings.directory.removeprefix("!")
-    place = directory if directory.startswith("/") else home
-    found = sources(serve, place, lambda path: Path(path).exists())
-    if missing := [path for path in found.local if not Path(path).exists()]:
+    found = sources(serve, _home(unit.surroundings, home), _exists)
+    if missing := [path for path in found.local if not _exists(path)]:
         return _failed(model, replica, "NoFile", f"cannot find {', '.join(missing)}: there is nothing there to load")
     if found.foreign:
         return _failed(model, replica, "Foreign", f"only the engine itself can read {', '.join(found.foreign)}")
@@ -86,6 +85,23 @@ def _own(model: ModelSpec, replica: ReplicaSpec, unit: Unit, units: Units) -> Ne
     if image.name.startswith("localhost/"):
         return Need(model.name, replica.name, why=f"nothing to fetch: its image {image.name} was made on this machine")
     return Need(model.name, replica.name, image, unit.surroundings)
+
+
+def _home(surroundings: Surroundings, home: str) -> str:
+    """Where the unit's processes are at home, and begin."""
+    if surroundings.user:
+        try:
+            return pwd.getpwnam(surroundings.user).pw_dir
+        except KeyError:
+            return home  # systemd will say that there is no such user
+    return home
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
 
 
 def _of_image_unit(file: str, unit: Unit, units: Units) -> Image | None:
