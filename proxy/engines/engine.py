@@ -53,8 +53,11 @@ class EngineConnection(asyncio.Protocol):
         talk = self._talk
         if talk is None:
             self.cut()  # an engine that speaks first: a goodbye, or nonsense
-        else:
+            return
+        try:
             talk.feed(data)
+        except (HeadError, ChunkError) as error:
+            talk.misunderstood(error)
 
     def eof_received(self) -> None:
         self.closed = True
@@ -125,7 +128,6 @@ class Conversation:
         "_ended",
         "_error",
         "_events",
-        "_feed",
         "_gathered",
         "_left",
         "_limit",
@@ -135,8 +137,10 @@ class Conversation:
         "_size",
         "_tail",
         "_waiter",
+        "_within",
         "connection",
         "done",
+        "feed",
         "head",
         "paused",
         "recent",
@@ -155,8 +159,11 @@ class Conversation:
         self._out = head
         self._pieces: Iterator[bytes | memoryview] | None = iter(body)
         self._patience = patience
-        self._feed: Callable[[bytes], None] = self._to_head
+        #: Takes bytes from the engine; raises ``HeadError`` or ``ChunkError`` where they make no sense.
+        self.feed: Callable[[bytes], None] = self._to_head
         self._begun = self._ended = self._events = False
+        #: Whether what came last of a stream of events ended within a line.
+        self._within = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         #: What came and is not understood yet.
@@ -256,16 +263,13 @@ class Conversation:
                 await self._wait()
         finally:
             client.connect(None)
-            self._feed = _ignore
+            self.feed = _ignore
             if framed and self._chunks is not None and (size := self._chunks.open_bytes) is not None:
                 client.left_open(size)
 
-    def feed(self, data: bytes) -> None:
-        """Bytes from the engine."""
-        try:
-            self._feed(data)
-        except (HeadError, ChunkError) as error:
-            self._fail(UpstreamBroken(f"cannot understand the engine's answer: {error}"))
+    def misunderstood(self, error: Exception) -> None:
+        """What came from the engine makes no sense."""
+        self._fail(UpstreamBroken(f"cannot understand the engine's answer: {error}"))
 
     def lost(self, exc: BaseException | None) -> None:
         """The connection has ended."""
@@ -279,7 +283,7 @@ class Conversation:
                 self._fail(StaleConnection())
         elif exc is not None:
             self._fail(UpstreamBroken(f"the connection broke within the answer: {exc or type(exc).__name__}"))
-        elif self._feed != self._to_backlog:
+        elif self.feed != self._to_backlog:
             self._at_end()
         else:
             self._wake()
@@ -287,7 +291,7 @@ class Conversation:
     def stop(self) -> None:
         """Nobody wants the rest."""
         self._pieces = None
-        self._feed = _ignore
+        self.feed = _ignore
 
     # where the bytes go, in the order in which they come
 
@@ -307,7 +311,7 @@ class Conversation:
             if head.length == 0:
                 self._finish(data)
             else:
-                self._feed = self._to_backlog
+                self.feed = self._to_backlog
                 self._to_backlog(data)
             return
         if len(data) > MAX_HEAD or (b"\n" in data and data.count(b"\n") != data.count(b"\r\n")):
@@ -331,7 +335,7 @@ class Conversation:
         chunks, client = self._chunks, self._client
         assert chunks is not None
         assert client is not None
-        if self._is_aborted(data):
+        if self._events and self._is_aborted(data):
             self._fail(UpstreamBroken(_ABORTED))
             return
         self.recent = (self.recent[1], self.recent[2], data)
@@ -343,7 +347,7 @@ class Conversation:
 
     def _to_client(self, data: bytes) -> None:
         assert self._client is not None
-        if self._is_aborted(data):
+        if self._events and self._is_aborted(data):
             self._fail(UpstreamBroken(_ABORTED))
             return
         self.recent = (self.recent[1], self.recent[2], data)
@@ -352,11 +356,9 @@ class Conversation:
 
     def _is_aborted(self, data: bytes) -> bool:
         """``data``, not passed on yet, holds the event with which an engine gives a stream up: that is no end of it."""
-        if not self._events:
-            return False
-        before = self.recent[2]
-        if before and not before.endswith(b"\n"):
-            data = before[-_LONGEST_BEGINNING:] + data  # the event came in two pieces
+        within, self._within = self._within, not data.endswith(b"\n")
+        if within:  # the event came in two pieces
+            data = self.recent[2][-_LONGEST_BEGINNING:] + data
         return event_aborted(data)
 
     def _payload(self, data: bytes) -> list[bytes]:
@@ -380,10 +382,13 @@ class Conversation:
     def _attach(self, feed: Callable[[bytes], None]) -> None:
         if self.done:
             return
-        self._feed = feed
+        self.feed = feed
         data, self._backlog = self._backlog, b""
         if data:
-            self.feed(data)
+            try:
+                feed(data)
+            except ChunkError as error:
+                self.misunderstood(error)
         if self._ended:
             self._at_end()
         self.connection.release()
@@ -399,7 +404,7 @@ class Conversation:
 
     def _finish(self, excess: bytes) -> None:
         self.done = True
-        self._feed = _ignore
+        self.feed = _ignore
         if excess:
             self.connection.closed = True  # it says more than was asked: not to be used again
         elif self.over:
@@ -408,7 +413,7 @@ class Conversation:
 
     def _fail(self, error: Exception) -> None:
         self._error = error
-        self._feed = _ignore
+        self.feed = _ignore
         self._wake()
 
     def too_late(self) -> None:

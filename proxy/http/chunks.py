@@ -33,10 +33,20 @@ def _size(line: bytes) -> tuple[int, int]:
     return int(found[1], 16), len(found[2] or b"")
 
 
-class Chunks:
-    """A chunked body on its way. ``size`` counts its bytes without their framing, ``tail`` is the last four of them."""
+@lru_cache(maxsize=4096)
+def _line_of(length: int) -> bytes:
+    """What a chunk of so many bytes, framing included, begins with; empty where it holds less than five, or none can."""
+    for digits in range(1, 8):
+        line = b"%x\r\n" % max(0, length - digits - 4)
+        if len(line) == digits + 2 and length - digits - 4 > 4:
+            return line
+    return b""
 
-    __slots__ = ("_extensions", "_held", "_left", "_trailers", "excess", "size", "tail")
+
+class Chunks:
+    """A chunked body on its way. ``size`` counts its bytes without their framing."""
+
+    __slots__ = ("_event", "_extensions", "_held", "_left", "_tail", "_trailers", "excess", "size")
 
     def __init__(self) -> None:
         self._left = _SIZE
@@ -44,7 +54,8 @@ class Chunks:
         self._extensions = 0
         self._trailers = 0
         self.size = 0
-        self.tail = b""
+        #: Of the tail: what came last, if it was one whole chunk, or else the bytes themselves.
+        self._event = self._tail = b""
         #: What followed the end.
         self.excess = b""
 
@@ -52,6 +63,11 @@ class Chunks:
     def done(self) -> bool:
         """Whether the body is whole."""
         return self._left == _END
+
+    @property
+    def tail(self) -> bytes:
+        """The last four bytes of the body."""
+        return self._event[-6:-2] if self._event else self._tail
 
     @property
     def open_bytes(self) -> int | None:
@@ -63,17 +79,16 @@ class Chunks:
     def pass_on(self, data: bytes) -> bytes:
         """``data``'s chunks as they are: whole framing only, and without the last chunk, which ends the body."""
         if self._left == _SIZE and not self._held:  # most often one whole chunk, an event
-            line_end = data.find(b"\r\n", 0, 18)
-            if line_end > 0:
-                size, extension = _size(data[:line_end])
-                if size > 4 and not extension and line_end + 4 + size == len(data) and data.endswith(b"\r\n"):
-                    self.size += size
-                    self.tail = data[-6:-2]
-                    return data
+            line = _line_of(len(data))
+            if line and data.startswith(line) and data.endswith(b"\r\n"):
+                self.size += len(data) - len(line) - 2
+                self._event = data
+                return data
         data, end, spans, cuts = self._scan(data)
         if spans:
             start, stop = spans[-1]
-            self.tail = data[max(start, stop - 4) : stop] if stop - start >= 4 else self._tail(data, spans)
+            tail = data[max(start, stop - 4) : stop] if stop - start >= 4 else self._tail_of(data, spans)
+            self._event, self._tail = b"", tail
         if cuts:
             return self._without(data, end, cuts)
         return data if end == len(data) else data[:end]
@@ -82,10 +97,10 @@ class Chunks:
         """The bytes of the body in ``data``."""
         data, _, spans, _ = self._scan(data)
         if spans:
-            self.tail = self._tail(data, spans)
+            self._event, self._tail = b"", self._tail_of(data, spans)
         return [data[start:stop] for start, stop in spans]
 
-    def _tail(self, data: bytes, spans: list[tuple[int, int]]) -> bytes:
+    def _tail_of(self, data: bytes, spans: list[tuple[int, int]]) -> bytes:
         return (self.tail + b"".join([data[max(start, stop - 4) : stop] for start, stop in spans[-4:]]))[-4:]
 
     def _without(self, data: bytes, end: int, cuts: list[tuple[int, int, bytes]]) -> bytes:
