@@ -95,7 +95,7 @@ class Relay:
                 if exchange.learn is not None and answer.head.status == 200:
                     exchange.learn(lease, answer.beginning if whole is None else whole)
                 if whole is not None and not reply.started:
-                    reply.whole(answer.head, whole, _told(reply, lease))
+                    reply.whole(answer.head, whole, _told(lease) if reply.tells_route else b"")
                     if answer.head.status == 200:
                         self._computed(exchange, policy)
                     outcome.usage = usage_of(whole)
@@ -137,7 +137,7 @@ class Relay:
         """
         head = answer.head
         if not reply.started:
-            await reply.start(head, _told(reply, lease))
+            await reply.start(head, _told(lease) if reply.tells_route else b"")
         elif head.status != 200 or not head.is_event_stream:
             # The client was told 200 while it waited: all that is left to give it is an event.
             body = await answer.read(_MAX_ERROR_BODY) if whole is None else whole
@@ -154,10 +154,8 @@ class Relay:
         policy.first_byte(exchange.facts)
 
 
-def _told(reply: Reply, lease: Lease) -> bytes:
+def _told(lease: Lease) -> bytes:
     """Which replica answers and why, for a client that is told."""
-    if not reply.tells_route:
-        return b""
     return f"x-vllmctl-replica: {lease.replica}\r\nx-vllmctl-route: {lease.reason}\r\n".encode("latin-1", "replace")
 
 

@@ -169,9 +169,9 @@ class PublicProxy:
         """One request from its head to its log line."""
         head = request.head
         started, route = self._clock(), "-"
-        request_id = (
-            head.request_id if head.request_id and is_request_id(head.request_id) else f"{getrandbits(128):032x}"
-        )
+        request_id = head.request_id
+        if not request_id or not is_request_id(request_id):
+            request_id = f"{getrandbits(128):032x}"
         outcome = Outcome()
         live = _Live(client, request.task, outcome)
         reply = Reply(client, outcome, request_id)
@@ -184,8 +184,8 @@ class PublicProxy:
                 match = routes.match(head.method, head.target)
                 route, reply.dialect = match.route.path, match.route.dialect
                 # A browser asks what it may before it has a key to show; what a route allows is no secret.
-                asks_nothing = match.options or match.route.handler is Handler.HEALTH
-                if (keys := self._credentials.keys) is not None and not asks_nothing:
+                keys = self._credentials.keys
+                if keys is not None and not match.options and match.route.handler is not Handler.HEALTH:
                     outcome.key = authenticate(keys, head)
                 await self._service.answer(request, match, reply, outcome, request_id)
             except asyncio.CancelledError:

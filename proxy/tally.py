@@ -93,12 +93,13 @@ class RequestTally:
         self.requests[key] = self.requests.get(key, 0) + 1
         if replica:
             self._count_at(model, replica, finished, outcome)
-        if model == NO_MODEL and outcome.status != CLIENT_GONE:
+        gone = outcome.status == CLIENT_GONE
+        if model == NO_MODEL and not gone:
             return
         counted = self.models.get(model)
         if counted is None:
             counted = self.models[model] = ModelTally()
-        if outcome.status == CLIENT_GONE:
+        if gone:
             counted.gone[outcome.stage] += 1
         if outcome.attempts > 1:
             counted.retries += outcome.attempts - 1

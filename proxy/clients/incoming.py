@@ -150,9 +150,10 @@ class HttpRequest:
                 self._size += len(data)
             else:
                 size = len(data)
-                if size >= self._left:
-                    self._consume(data[: self._left])
-                    self._ends(data[self._left :])
+                left = self._left
+                if size >= left:
+                    self._consume(data[:left])
+                    self._ends(data[left:])
                 else:
                     self._left -= size
                     self._size += size

@@ -150,7 +150,7 @@ class EngineAnswer:
     def close(self) -> None:
         """Cut unless the exchange is over, and the connection fit for another."""
         connection = self._talk.connection
-        if self._talk.over and not connection.closed:
+        if not connection.closed and self._talk.over:
             self._pool.put(connection)
         else:
             connection.cut()

@@ -45,10 +45,10 @@ class Body:
 
     def append(self, data: bytes) -> None:
         """Add bytes; raises ``ProxyError`` 413 past the limit."""
-        self.size += len(data)
-        if self.size > self._limit:
+        self.size = size = self.size + len(data)
+        if size > self._limit:
             raise too_large(self._limit)
-        if self._file is None and self._spool_after is not None and self.size > self._spool_after:
+        if self._spool_after is not None and size > self._spool_after and self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             self._file.write(self._memory)
             self._memory = bytearray()

@@ -32,9 +32,9 @@ _TLS = b"\x16\x03"
 #: Heads that are remembered, of requests and of responses, and how long one may be for that: bytes.
 REMEMBERED = 256
 _WORTH_REMEMBERING = 2048
-#: How nearly everybody spells it. The number must have a line to itself, as every field has; a second such line is left
-#: for the parser to refuse.
-_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+#: How clients and engines nearly always spell it. The number must have a line to itself, as every field has; a second
+#: such line is left for the parser to refuse.
+_CLIENTS_LENGTH, _ENGINES_LENGTH = b"\r\nContent-Length: ", b"\r\ncontent-length: "
 _MOST_DIGITS = 15
 #: What stands for the number in a head that is remembered. Not 0, which some answers have whatever they say.
 _ANY_LENGTH = 1
@@ -86,13 +86,14 @@ def parse_request(head: bytes) -> RequestHead:
 
 def _length_in(head: bytes) -> tuple[int, int]:
     """Where the number of a Content-Length begins and ends: at the same place where none is seen."""
-    for line in _LENGTHS:
-        start = head.find(line)
-        if start >= 0:
-            start += len(line)
-            end = head.find(b"\r\n", start)
-            return (start, end) if end - start <= _MOST_DIGITS and head[start:end].isdigit() else (0, 0)
-    return 0, 0
+    start = head.find(_CLIENTS_LENGTH)
+    if start < 0:
+        start = head.find(_ENGINES_LENGTH)
+        if start < 0:
+            return 0, 0
+    start += len(_CLIENTS_LENGTH)
+    end = head.find(b"\r\n", start)
+    return (start, end) if end - start <= _MOST_DIGITS and head[start:end].isdigit() else (0, 0)
 
 
 @lru_cache(REMEMBERED)
