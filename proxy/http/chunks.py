@@ -35,7 +35,7 @@ def _size(line: bytes) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _line_of(length: int) -> bytes:
-    """What a chunk of so many bytes, framing included, begins with; empty where it holds less than five, or none can."""
+    """What a chunk of so many bytes, framing included, begins with; empty where it would hold less than five."""
     for digits in range(1, 8):
         line = b"%x\r\n" % max(0, length - digits - 4)
         if len(line) == digits + 2 and length - digits - 4 > 4:

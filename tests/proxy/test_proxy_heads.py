@@ -77,6 +77,19 @@ def test_what_we_accept_h11_accepts_with_the_same_meaning(raw):
     assert [pair for pair in seen if pair in passed] == passed
 
 
+@pytest.mark.parametrize("spelling", [b"%x", b"%X", b"0%x"])
+def test_whole_chunks_pass_as_they_came_whatever_their_length(spelling):
+    chunks, passed = Chunks(), 0
+    for size in (*range(1, 40), *range(250, 270), 4095, 4096, 65535, 65536, 1 << 20):
+        body = bytes(n & 255 for n in range(size))
+        raw = (spelling % size) + b"\r\n" + body + b"\r\n"
+        assert chunks.pass_on(raw) == raw
+        passed += size
+        assert chunks.size == passed
+        assert chunks.tail.endswith(body[-4:])
+        assert chunks.open_bytes is None
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(TOKEN.map("x-{}".format), VALUE), max_size=6), st.integers(0, 10**9) | st.none())
 def test_what_is_plainly_right_is_accepted(fields, length):
