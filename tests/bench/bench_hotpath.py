@@ -100,6 +100,31 @@ class Client:
         await asyncio.sleep(0)
 
 
+class Pouring:
+    """A client that takes chunks, into which a conversation with an engine is poured; see ``proxy.exchange.Client``."""
+
+    chunked = True
+
+    def send_framed(self, data: bytes) -> None:
+        pass
+
+    def connect(self, source: object) -> None:
+        pass
+
+    def left_open(self, size: int) -> None:
+        pass
+
+
+async def stream_under_way(head: bytes) -> tuple[Any, asyncio.Task[None]]:
+    """A connection to an engine whose answer has begun, and is being poured until the task is cancelled."""
+    connection = kept_engine(list)
+    talk = connection.send(b"request", iter(()), 1e6)
+    connection.data_received(head)
+    pouring = asyncio.get_running_loop().create_task(talk.pour(Pouring()))
+    await asyncio.sleep(0)
+    return connection, pouring
+
+
 class Meter:
     """Work measured in rounds: the least microseconds of one piece, and the same in calls of an empty function."""
 
@@ -208,6 +233,10 @@ async def measure(options: argparse.Namespace) -> None:
     await stage("answer's head", lambda: parse_response(plain))
     await stage("body to facts", lambda: read_json(body, Prompt.CHAT))
     await stage("body to facts, 400 kB", lambda: read_json(large[cut:], Prompt.CHAT), 5)
+    event = chunk()
+    under_way, pouring = await stream_under_way(stream)
+    await stage("event, engine's connection to client's", lambda: under_way.data_received(event), 1000)
+    pouring.cancel()
     policy = PolicyBook(models, time.monotonic).policy("m")
 
     def admission() -> None:
