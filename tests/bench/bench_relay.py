@@ -103,9 +103,8 @@ class Peer:
         if name in options.checkouts:
             checkout = options.checkouts[name]
             environment["PYTHONPATH"] = str(checkout)
-            loop = "asyncio" if name != "ours" else "uvloop"
             script = str(Path(__file__).resolve())
-            command = [python, script, "serve", str(self.port), ",".join(map(str, engines)), loop]
+            command = [python, script, "serve", str(self.port), ",".join(map(str, engines))]
         elif name == "nginx":
             folder = Path(tempfile.mkdtemp(prefix="bench-nginx-"))
             servers = "".join(f"server 127.0.0.1:{engine};" for engine in engines)
@@ -354,7 +353,7 @@ async def bench(options: argparse.Namespace) -> None:
     mine, theirs = (cpus[1], cpus[0]) if len(cpus) > 1 else (None, None)
     if mine is not None:
         os.sched_setaffinity(0, {mine})
-    script = [sys.executable, SCRIPT, "engine", ",".join(map(str, engines)), "-", "uvloop"]
+    script = [sys.executable, SCRIPT, "engine", ",".join(map(str, engines)), "-"]
     process = subprocess.Popen(script, stdout=subprocess.PIPE)  # noqa: ASYNC220 - nothing else runs yet
     assert process.stdout is not None
     process.stdout.readline()
@@ -396,12 +395,12 @@ def report(results: dict[str, list[dict[str, float]]]) -> None:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    if len(sys.argv) == 5 and sys.argv[1] in ("engine", "serve"):
+    if len(sys.argv) == 4 and sys.argv[1] in ("engine", "serve"):
         import uvloop
 
-        role, first, second, loop = sys.argv[1:]
+        role, first, second = sys.argv[1:]
         work = engine(first) if role == "engine" else serve(int(first), [int(port) for port in second.split(",")])
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
