@@ -3,8 +3,9 @@
     .venv/bin/python tests/bench/bench_routing.py [--seeds 3] [--only "mixed"] [--policy prefill] [--out results.json]
 
 Four replicas of 600k tokens of KV each, 16k tokens/s of prefill. One table per workload: makespan and mean time to
-first token against the best, TTFT by kind of request, the share of prompt tokens found in the cache, fairness between
-sessions (Jain's index of their mean TTFT: 1 is equal) and errors. ``--plots`` needs matplotlib (the ``bench`` extra).
+first token against the best (± the standard error over the seeds), TTFT by kind of request, the share of prompt tokens
+found in the cache, fairness between sessions (Jain's index of their mean TTFT: 1 is equal) and errors. Pictures
+(``--plots``) need matplotlib (the ``bench`` extra).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ EVERY = {
 }
 
 
-def run(job: tuple[str, str, int]) -> dict[str, object]:
-    """One policy under one workload with one seed."""
-    workload, policy, seed = job
+def run(job: tuple[str, str, int, int]) -> dict[str, object]:
+    """One policy under one workload with one seed, and conversations of at most so many turns."""
+    workload, policy, seed, turns = job
     load, slower = WORKLOADS[workload]
     costs = ENGINE.costs
     slow = CostModel(
@@ -59,6 +60,7 @@ def run(job: tuple[str, str, int]) -> dict[str, object]:
         costs.prefill_base * slower,
     )
     fleet = Fleet([replace(ENGINE, costs=slow), *[ENGINE] * (REPLICAS - 1)], EVERY[policy])
+    fleet.most_turns = turns
     load(fleet, random.Random(seed))
     fleet.run()
     done = fleet.finished
@@ -66,6 +68,7 @@ def run(job: tuple[str, str, int]) -> dict[str, object]:
         "workload": workload,
         "policy": policy,
         "seed": seed,
+        "turns": turns,
         **summary(done),
         "hit_rate": sum(r.cached for r in done) / sum(r.tokens for r in done),
         "retried": sum(request.tries - 1 - request.errors for request in done),
@@ -131,6 +134,14 @@ def table(workload: str, results: Sequence[dict]) -> None:
             values.append(value)
         return statistics.mean(values)
 
+    def against_best(policy: str, key: str) -> str:
+        """Times the best, and the standard error of that: seeds differ by much, and are compared seed by seed."""
+        best = min(rows, key=lambda name: mean(name, key))
+        theirs = {result["seed"]: result[key] for result in rows[best]}
+        ratios = [result[key] / theirs[result["seed"]] for result in rows[policy] if result["seed"] in theirs]
+        error = f" ±{statistics.stdev(ratios) / len(ratios) ** 0.5:.2f}" if len(ratios) > 2 and policy != best else ""
+        return f"{mean(policy, key) / mean(best, key):.2f}x{error}"
+
     best_span = min(mean(policy, "makespan") for policy in rows)
     best_ttft = min(mean(policy, "mean_ttft") for policy in rows)
     kinds = sorted({kind for result in next(iter(rows.values())) for kind in result["ttft"]})
@@ -142,11 +153,7 @@ def table(workload: str, results: Sequence[dict]) -> None:
     print("| " + " | ".join(heads) + " |")
     print("|" + "---|" * len(heads))
     for policy in sorted(rows, key=lambda policy: mean(policy, "mean_ttft")):
-        cells = [
-            policy,
-            f"{mean(policy, 'makespan') / best_span:.2f}x",
-            f"{mean(policy, 'mean_ttft') / best_ttft:.2f}x",
-        ]
+        cells = [policy, against_best(policy, "makespan"), against_best(policy, "mean_ttft")]
         cells += [" / ".join(f"{mean(policy, 'ttft', kind, at):.2f}" for at in range(3)) for kind in kinds]
         cells += [f"{100 * mean(policy, 'hit_rate'):.0f}%", f"{mean(policy, 'fairness'):.2f}"]
         cells.append(f"{mean(policy, 'errors'):.1f}")
@@ -189,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1000, help="most turns of a conversation, as in bench_peers.py")
     parser.add_argument("--only", action="append", choices=list(WORKLOADS))
     parser.add_argument("--policy", action="append", choices=list(EVERY))
     parser.add_argument("--jobs", type=int, default=2)
@@ -202,7 +210,7 @@ def main() -> None:
         seeds = sorted({result["seed"] for result in results})
     else:
         seeds = list(range(options.first_seed, options.first_seed + options.seeds))
-        jobs = [(w, p, s) for w in workloads for p in options.policy or EVERY for s in seeds]
+        jobs = [(w, p, s, options.turns) for w in workloads for p in options.policy or EVERY for s in seeds]
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
             results = pool.map(run, jobs, chunksize=1)
     print(f"seeds {', '.join(map(str, seeds))}; {REPLICAS} replicas of {ENGINE.kv_tokens} tokens of KV")
