@@ -37,6 +37,7 @@ class Dispatcher:
         ``wall``: seconds since the epoch; asked once, now.
         """
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         # Instants are shown to people, but must never go back: wall time once, then the loop's own clock.
         self._began = wall()
         self._epoch = self._began - self._loop.time()
@@ -51,7 +52,7 @@ class Dispatcher:
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
-        return self._epoch + self._loop.time()
+        return self._epoch + self._time()
 
     # --- events ---
 
@@ -101,8 +102,10 @@ class Dispatcher:
     ) -> Lease | Wait | Refuse:
         answer, actions = core.admit(self._fleet, model, choose, exclude, self.now(), only)
         if not isinstance(answer, int):
-            self._carry_out(actions)
-            self._changed(timer=bool(actions))
+            if actions:
+                self._carry_out(actions)
+                self._rearm()
+            self._tell()
             return answer
         wait = Wait(answer, self._loop.create_future(), core.held_for(self._fleet, model, answer))
         self._waiting[answer] = wait.outcome
@@ -121,10 +124,10 @@ class Dispatcher:
             return
         # Nearly every request ends so. The timer may be early for what is due, and then sets itself anew, never late.
         replica = self._fleet.replicas.get(lease.replica)
-        due = core.idle_due(self._fleet, replica) if replica is not None else None
+        due = core.idle_due(self._fleet, replica) if replica is not None and not replica.in_flight else None
         if due is not None and (self._timer is None or due < self._timer_due):
             self._set_timer(due)
-        self._changed(timer=False)
+        self._tell()
 
     def abandon(self, wait: Wait) -> None:
         self._waiting.pop(wait.ticket, None)
@@ -180,9 +183,11 @@ class Dispatcher:
             log.debug("lease %d was granted to a client that had left", outcome.id)
             self._loop.call_soon(self.finish, outcome, Ending.CLIENT_GONE)
 
-    def _changed(self, *, timer: bool = True) -> None:
-        if timer:
-            self._rearm()
+    def _changed(self) -> None:
+        self._rearm()
+        self._tell()
+
+    def _tell(self) -> None:
         for on_change in self._listeners:
             on_change()
 

@@ -6,7 +6,8 @@ keeps those used since at least half the capacity ago, for the price of a plain 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from proxy.reading.facts import Facts
@@ -23,46 +24,44 @@ class Halves(Generic[V]):
 
     def __init__(self, capacity: int) -> None:
         self._half = max(1, capacity // 2)
-        self._young: dict[bytes, V] = {}
-        self._old: dict[bytes, V] = {}
+        #: The two halves, to look at.
+        self.young: dict[bytes, V] = {}
+        self.old: dict[bytes, V] = {}
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self.young) + len(self.old)
 
     def get(self, key: bytes) -> V | None:
-        value = self._young.get(key)
-        return self._old.get(key) if value is None else value
+        value = self.young.get(key)
+        return self.old.get(key) if value is None else value
 
     def put(self, key: bytes, value: V) -> None:
-        self._young[key] = value
-        self._turn()
+        self.young[key] = value
+        if len(self.young) >= self._half:
+            self._turn()
 
     def put_all(self, keys: Sequence[bytes], value: V) -> None:
         """One value for many keys; what is more than the capacity is cut off."""
-        young = self._young
+        young = self.young
         for key in keys if len(keys) <= self._half else keys[: self._half]:
             young[key] = value
-        self._turn()
+        if len(young) >= self._half:
+            self._turn()
 
     def last_of(self, keys: Sequence[bytes], end: int, start: int) -> int:
         """The place of the last of ``keys[start:end]`` that has a value, -1 for none."""
-        young, old = self._young, self._old
+        young, old = self.young, self.old
         for at in range(end - 1, start - 1, -1):
             if keys[at] in young or keys[at] in old:
                 return at
         return -1
 
-    def halves(self) -> tuple[Mapping[bytes, V], Mapping[bytes, V]]:
-        """The younger and the older half, to look at."""
-        return self._young, self._old
-
     def drop(self, key: bytes) -> None:
-        self._young.pop(key, None)
-        self._old.pop(key, None)
+        self.young.pop(key, None)
+        self.old.pop(key, None)
 
     def _turn(self) -> None:
-        if len(self._young) >= self._half:
-            self._young, self._old = {}, self._young
+        self.young, self.old = {}, self.young
 
 
 class Held:
@@ -73,7 +72,7 @@ class Held:
     that was found there says that it holds more.
     """
 
-    def __init__(self, generation: int, capacity: int = PREFIXES, holds: float = float("inf")) -> None:
+    def __init__(self, generation: int, capacity: int = PREFIXES, holds: float = math.inf) -> None:
         self.generation = generation
         #: Tokens computed so far.
         self.clock = 0.0
@@ -97,7 +96,7 @@ class Held:
         """
         keys, clock = facts.keys, self.clock
         oldest = 0.0 if gone else clock - self.holds
-        young, old = self._stamps.halves()
+        young, old = self._stamps.young, self._stamps.old
         # Every use of a prefix is one of all its own prefixes, so what is there comes before what is not. Most have
         # the whole conversation but for its newest messages, or next to nothing: those two ends are looked at first.
         low, high, age, step = 0, len(keys), 0.0, 1
@@ -121,22 +120,23 @@ class Held:
         """The replica computes this prompt, ``new`` tokens of which it did not have.
 
         ``reach``: of how many messages it may have something, as far as that is known.
+
         All of its prefixes are used. Those that were stamped not long ago are left alone, which is most of the work
         saved: of a conversation of 200 messages two are new. What is late is at most a quarter of what the cache holds.
         """
         self.clock += new
         keys = facts.keys
-        young, _ = self._stamps.halves()
+        young = self._stamps.young
         first = len(keys) if reach is None else reach
         while first and keys[first - 1] not in young:
             first -= 1
-        if first:
+        if first and self.holds < math.inf:
             oldest = self.clock - self.holds / 4
             # The first message of its own, and one half-way: strangers share the instructions only.
-            places = (min(facts.instructions, first - 1), first // 2)
-            if any(young.get(keys[at], -1.0) < oldest for at in places if at < first):
+            own = min(facts.instructions, first - 1)
+            if young.get(keys[own], -1.0) < oldest or young.get(keys[first // 2], -1.0) < oldest:
                 first = 0
-        self._stamps.put_all(keys[min(first, len(keys) - 1) :], self.clock)
+        self._stamps.put_all(keys[first:] or keys[-1:], self.clock)
 
     def drop(self, key: bytes) -> None:
         """The replica does not have this prefix after all."""
@@ -148,4 +148,4 @@ class Held:
             self.holds = max(self.holds, age)
         elif age <= self.holds:  # one that was lost for another reason shall not decide alone
             less = 0.9 * age
-            self.holds = less if self.holds == float("inf") else (self.holds + less) / 2
+            self.holds = less if self.holds == math.inf else (self.holds + less) / 2

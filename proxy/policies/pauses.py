@@ -8,7 +8,6 @@ where conversations come back late or never (people who think, documents that ar
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
 
 #: Pauses that are remembered; fewer than the second say nothing.
@@ -51,9 +50,7 @@ class Pauses:
     def _best(self, worth: float) -> float:
         if not self.tell:
             return 0.0
-        pauses: list[float] = []
-        for seconds in self._seconds:
-            insort(pauses, seconds)
+        pauses = sorted(self._seconds)
         count, kept, best = len(pauses), 0.0, 0.0
         least = LEAST_GAIN * len(pauses) * worth
         for back, seconds in enumerate(pauses, start=1):

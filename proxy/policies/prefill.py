@@ -35,6 +35,8 @@ EQUAL_SECONDS, EQUAL_SHARE = 0.01, 0.01
 _TELLING = 512
 #: A miss that would take less than so many times a hit cannot be told from it by the time.
 _TELLING_RATIO = 3.0
+# A member of an Enum takes longer to look up than a call takes.
+_STAYS, _COLD = Placement.STAYS, Placement.COLD
 #: How many replicas a reason names.
 _NAMED = 8
 
@@ -84,6 +86,12 @@ class _Offer(Place):
     seconds: float
     cost: float
 
+    def ever_reached(self, facts: Facts, known: int) -> tuple[int, float]:
+        """The messages and their age of the longest prefix that was computed there, whether or not it still is."""
+        if self.held.holds == inf:
+            return self.reach, self.age  # nothing has ever made room
+        return self.held.reach(facts, known, gone=True)
+
 
 class Prefill:
     """``capacity``: prefixes remembered per replica; ``wholes``: whole requests per model.
@@ -109,28 +117,33 @@ class Prefill:
     def choose(self, facts: Facts, candidates: Sequence[Candidate]) -> Choice | NotYet:
         """The home of the conversation, or the cheapest; not yet, if it has to wait for a seat."""
         now = self._clock()
-        self._release(facts, now)
+        if id(facts) in self._sent:
+            self._release(facts, now)
         length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
-        # The longest known request that this one goes on from, whoever served it.
-        known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
-        offers = self._offers(facts, length, candidates, now, known)
-        if not self.longest_hold or not self._seats.concern(facts, length, candidates):
-            chosen, why, placement = self._place(facts, length, offers, now, known)
-            return Choice(chosen.candidate.name, _reason(why, offers), placement)
-        waited = self._seats.waited(facts, now)
-        free = self._seats.ask(facts, offers, self.longest_hold, now)
-        if isinstance(free, NotYet):
-            return free
-        chosen, why, placement = self._place(facts, length, free, now, known)
-        self._seats.take(facts, chosen, length, self._time.seconds(length, length), now)
-        reason = _reason(why, free)
+        known = self._known(facts)
+        open_to: Sequence[_Offer] = self._offers(facts, length, candidates, now, known)
+        waited = 0.0
+        takes_a_seat = self.longest_hold > 0 and self._seats.concern(facts, length, candidates)
+        if takes_a_seat:
+            waited = self._seats.waited(facts, now)
+            free = self._seats.ask(facts, open_to, self.longest_hold, now)
+            if isinstance(free, NotYet):
+                return free
+            open_to = free
+        chosen, why, placement = self._decide(facts, open_to, known)
+        if placement is not _STAYS:
+            self._counter.taken(chosen.candidate)
+        self._send(facts, length, chosen, now, known)
+        if takes_a_seat:
+            self._seats.take(facts, chosen, length, self._time.seconds(length, length), now)
+        reason = _reason(why, open_to)
         return Choice(chosen.candidate.name, f"held {waited:.1f}s for KV, {reason}" if waited else reason, placement)
 
     def explain(self, facts: Facts, candidates: Sequence[Candidate]) -> Explanation:
         """As ``choose``, and what each replica would cost."""
         now = self._clock()
         length = facts.sizes[-1] / self._token.size if facts.sizes else 0.0
-        known = self._owners.last_of(facts.keys, len(facts.keys) - 1, facts.instructions)
+        known = self._known(facts)
         offers = self._offers(facts, length, candidates, now, known)
         bids = tuple(self._bid(offer, now) for offer in sorted(offers, key=lambda offer: offer.cost))
         open_to: Sequence[_Offer] = offers
@@ -146,33 +159,23 @@ class Prefill:
         pending = offer.replica.pending.seconds(now)
         return Bid(offer.candidate.name, offer.cost, pending, offer.seconds, round(offer.there / self._token.size))
 
-    def _place(
-        self, facts: Facts, length: float, offers: Sequence[_Offer], now: float, known: int
-    ) -> tuple[_Offer, str, Placement]:
-        decision = chosen, _, placement = self._decide(facts, offers, known)
-        if placement is not Placement.STAYS:
-            self._counter.taken(chosen.candidate)
-        self._send(facts, length, chosen, now, known)
-        return decision
-
     def _decide(self, facts: Facts, offers: Sequence[_Offer], known: int) -> tuple[_Offer, str, Placement]:
-        best = offers[0].cost
+        cheapest = offers[0]
         for offer in offers:
-            if offer.cost < best:
-                best = offer.cost
+            if offer.cost < cheapest.cost:
+                cheapest = offer
+        best = cheapest.cost
         home = self._home(facts, offers, known) if known >= 0 else None
         if home is not None and home.cost <= best + max(SLACK_SECONDS, SLACK_SHARE * best):
-            return home, f"continuation of {home.candidate.name}, stays", Placement.STAYS
+            return home, f"continuation of {home.candidate.name}, stays", _STAYS
         level = best + max(EQUAL_SECONDS, EQUAL_SHARE * best)
-        equal = [offer for offer in offers if offer.cost <= level]
-        chosen = equal[0]
-        if len(equal) > 1:
-            turn = self._counter.peek([offer.candidate for offer in equal])
-            for offer in equal:
-                if offer.candidate is turn:
-                    chosen = offer
+        chosen = cheapest
+        for offer in offers:
+            equal = offer.cost <= level and offer is not chosen
+            if equal and self._counter.goes_before(offer.candidate, chosen.candidate):
+                chosen = offer
         if home is None:
-            return chosen, "cold", Placement.COLD
+            return chosen, "cold", _COLD
         return chosen, f"continuation of {home.candidate.name}, moves", Placement.MOVES
 
     def forget(self, facts: Facts, replica: str) -> None:
@@ -250,13 +253,16 @@ class Prefill:
         known = self._replicas.get(replica)
         return known.pending.seconds(self._clock()) if known is not None else 0.0
 
+    def _known(self, facts: Facts) -> int:
+        """The place of the longest known request that this one goes on from, whoever served it; -1 for none."""
+        last = len(facts.keys) - 1
+        return self._owners.last_of(facts.keys, last, facts.instructions) if last > facts.instructions else -1
+
     def _offers(
         self, facts: Facts, length: float, candidates: Sequence[Candidate], now: float, known: int
     ) -> list[_Offer]:
         token_size = self._token.size
-        # Most have nothing of a prompt, and for all of them its prefill takes the same.
-        all_new = max(1.0, length)
-        all_seconds = self._time.seconds(all_new, length)
+        all_new, all_seconds = max(1.0, length), 0.0
         offers: list[_Offer] = []
         for candidate in candidates:
             replica = self._replicas.get(candidate.name)
@@ -266,11 +272,14 @@ class Prefill:
                 replica.restarted(candidate.generation)
             held = replica.held
             reach, age = held.reach(facts, known)
-            there, new, seconds = 0, all_new, all_seconds
             if reach:
                 there = facts.sizes[reach - 1]
                 new = max(1.0, length - there / token_size)
                 seconds = self._time.seconds(new, length)
+            else:
+                # Most have nothing of a prompt, and for all of them its prefill takes the same.
+                all_seconds = all_seconds or self._time.seconds(all_new, length)
+                there, new, seconds = 0, all_new, all_seconds
             seconds *= replica.speed.factor
             cost = replica.pending.seconds(now) + seconds + PER_RUNNING * candidate.in_flight
             offers.append(_Offer(candidate, held, new, replica, reach, there, age, seconds, cost))
@@ -292,16 +301,15 @@ class Prefill:
             if home is not None:
                 return home
             if at == known:
-                # Who served one of the many turns before has been seen with its messages, if it is not long ago.
-                end = max([offer.held.reach(facts, known, gone=True)[0] for offer in offers])
+                # Who served one of the turns before has been sent its messages; there may be hundreds of turns.
+                end = max([offer.ever_reached(facts, known)[0] for offer in offers])
             at = self._owners.last_of(keys, min(at, end), facts.instructions)
         return None
 
     def _send(self, facts: Facts, length: float, offer: _Offer, now: float, at: int) -> None:
         replica = offer.replica
         held = replica.held
-        # Nothing has ever made room: what was computed there is there.
-        reach, age = (offer.reach, offer.age) if held.holds == inf else held.reach(facts, at, gone=True)
+        reach, age = offer.ever_reached(facts, at)
         charge = Charge(offer.seconds, facts.stream)
         replica.pending.add(charge, now)
         share = facts.sizes[reach - 1] / facts.sizes[-1] if reach else 0.0
@@ -310,13 +318,13 @@ class Prefill:
             held.add(facts, offer.new, reach)
             whole = facts.keys[-1]
             owners = self._owners.get(whole)
-            if owners is None:
-                self._owners.put(whole, (held,))
-            else:
+            others: list[Held] = []
+            if owners is not None:
                 # One that was restarted is in no candidate any more: let it go.
-                current = [r.held for r in self._replicas.values()]
-                others = [owner for owner in owners if owner is not held and owner in current]
-                self._owners.put(whole, (held, *others))
+                for known in self._replicas.values():
+                    if known is not replica and known.held in owners:
+                        others.append(known.held)
+            self._owners.put(whole, (held, *others))
 
     def _release(self, facts: Facts, now: float) -> _Sent | None:
         sent = self._sent.pop(id(facts), None)
@@ -326,5 +334,8 @@ class Prefill:
 
 
 def _reason(why: str, offers: Sequence[_Offer]) -> str:
-    costs = sorted([(offer.cost, offer.candidate.name) for offer in offers])
+    costs: list[tuple[float, str]] = []
+    for offer in offers:
+        costs.append((offer.cost, offer.candidate.name))
+    costs.sort()
     return f"{why}: " + ", ".join([f"{name} {cost:.2f}s" for cost, name in costs[:_NAMED]])

@@ -78,18 +78,12 @@ class _Row:
     """Those that sit in one cache, in the order in which they sat down."""
 
     seats: dict[Seat, None] = field(default_factory=dict)
-    #: Tokens that all of them take, None when one has changed: of many rows a request changes one.
-    _used: float | None = 0.0
-
-    @property
-    def used(self) -> float:
-        if self._used is None:
-            self._used = sum([seat.tokens for seat in self.seats])
-        return self._used
+    #: Tokens that all of them take. It is asked for of every row, and changes in one.
+    used: float = 0.0
 
     def changed(self) -> None:
         """Somebody came, went or grew."""
-        self._used = None
+        self.used = sum([seat.tokens for seat in self.seats])
 
 
 class Seats:
@@ -238,11 +232,6 @@ class Seats:
     def _pauses(self, seat: Seat) -> Pauses:
         return self._first if seat.turns <= 1 else self._later
 
-    def _used(self, held: Held) -> float:
-        """Tokens of a cache that those who sit there take."""
-        row = self._rows.get(held)
-        return row.used if row is not None else 0.0
-
     def _sit(self, seat: Seat) -> None:
         seat.seated, seat.number = True, next(self._numbers)
         row = self._rows.get(seat.held)
@@ -289,8 +278,8 @@ class Seats:
 
     def _has_free_room(self, place: Place) -> bool:
         """Whether a conversation can move there without anybody making room."""
-        kv_tokens = place.candidate.kv_tokens
-        return kv_tokens is None or self._used(place.held) + place.new <= SHARE * kv_tokens
+        kv_tokens, row = place.candidate.kv_tokens, self._rows.get(place.held)
+        return kv_tokens is None or (row.used if row is not None else 0.0) + place.new <= SHARE * kv_tokens
 
     def _has_room(self, place: Place, now: float) -> bool:
         """Whether the request fits; those who are silent for too long make room."""

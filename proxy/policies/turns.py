@@ -19,12 +19,16 @@ class Counter:
 
     def peek(self, candidates: Sequence[Candidate]) -> Candidate:
         """The candidate whose turn it is."""
-        chosen, oldest = candidates[0], self._last.get(candidates[0].name, 0)
+        chosen = candidates[0]
         for candidate in candidates:
-            last = self._last.get(candidate.name, 0)
-            if last < oldest or (last == oldest and candidate.name < chosen.name):
-                chosen, oldest = candidate, last
+            if self.goes_before(candidate, chosen):
+                chosen = candidate
         return chosen
+
+    def goes_before(self, one: Candidate, other: Candidate) -> bool:
+        """Whether it is the turn of ``one`` rather than of the ``other``."""
+        last, others = self._last.get(one.name, 0), self._last.get(other.name, 0)
+        return last < others or (last == others and one.name < other.name)
 
     def next(self, candidates: Sequence[Candidate]) -> Candidate:
         """The same, and it has had its turn."""

@@ -48,6 +48,9 @@ class LeaseError(Exception):
 #: What is excluded for nearly every request.
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
+# Looked up for every request; a member of an Enum takes longer to look up than a call takes.
+_OK, _TRIAL, _READY, _COMPLETED = Health.OK, Health.TRIAL, Life.READY, Ending.COMPLETED
+
 # --- one request ---------------------------------------------------------------------------------------------------
 
 
@@ -66,22 +69,22 @@ def lease(
     and slow is better; a policy that knows of no KV holds nobody. Also during the shutdown: it came over a connection
     that was accepted before, and an awake engine can answer.
     """
-    candidates = _candidates(turn, model, excluded, only)
-    if not candidates:
+    open_to = _candidates(turn, model, excluded, only)
+    if not open_to:
         return None
-    choice = choose([_as_candidate(r, may_hold=may_hold) for r in candidates])
+    choice = choose(_as_candidates(open_to, may_hold))
     if isinstance(choice, NotYet):
         return choice
-    replica = {r.name: r for r in candidates}[choice.replica]
+    replica = turn.fleet.replicas[choice.replica]
     replica.in_flight += 1
     lease_id = turn.fleet.next_id()
-    if replica.health is Health.TRIAL:
+    if replica.health is _TRIAL:
         replica.trial_lease = lease_id
-    turn.fleet.leases[lease_id] = OpenLease(model.name, replica, replica.generation, turn.now)
+    turn.fleet.leases[lease_id] = OpenLease(model.spec.name, replica, replica.generation, turn.now)
     return Lease(
         lease_id,
-        model.name,
-        replica.name,
+        model.spec.name,
+        replica.spec.name,
         replica.spec.endpoint,
         replica.served_names + replica.adapters,
         choice.reason,
@@ -91,21 +94,22 @@ def lease(
 
 def candidates(turn: Turn, model: Model) -> list[Candidate]:
     """Those that a new request may go to now."""
-    return [_as_candidate(replica) for replica in _candidates(turn, model, NOBODY, None)]
+    return _as_candidates(_candidates(turn, model, NOBODY, None), may_hold=True)
 
 
-def _as_candidate(replica: Replica, *, may_hold: bool = True) -> Candidate:
-    kv_tokens = (replica.kv_tokens or None) if may_hold else None
-    return Candidate(replica.name, replica.in_flight, replica.generation, kv_tokens)
+def _as_candidates(replicas: Sequence[Replica], may_hold: bool) -> list[Candidate]:
+    told = [replica.as_candidate() for replica in replicas]
+    return told if may_hold else [candidate._replace(kv_tokens=None) for candidate in told]
 
 
 def _candidates(turn: Turn, model: Model, excluded: Mapping[str, int], only: frozenset[str] | None) -> list[Replica]:
-    open_to = [r for r in model.replicas if r.routable]
-    if excluded:
-        open_to = [r for r in open_to if excluded.get(r.name) != r.generation]
-    if only is not None:
-        open_to = [r for r in open_to if r.name in only]
-    candidates = [r for r in open_to if r.health is Health.OK or _on_trial(turn, r)]
+    open_to: list[Replica] = []
+    for r in model.replicas:
+        if not r.routable or (excluded and excluded.get(r.name) == r.generation):
+            continue
+        if only is None or r.name in only:
+            open_to.append(r)
+    candidates = [r for r in open_to if r.health is _OK or _on_trial(turn, r)]
     if not candidates:
         # The last live replica is never ejected: better a try than a sure refusal.
         alive = [r for r in open_to if r.health is not Health.DEAD]
@@ -165,11 +169,12 @@ def finish(turn: Turn, lease_id: int, ending: Ending, detail: str) -> bool:
     replica.in_flight -= 1
     replica.idle_since = turn.now
     model = turn.fleet.models.get(returned.model)
-    revived = ending is Ending.COMPLETED and replica.health is Health.TRIAL
-    if ending is Ending.COMPLETED:
+    revived = False
+    if ending is _COMPLETED:
         replica.failures, replica.strikes, replica.progress_at = 0, 0, turn.now
-        if revived:
-            replica.health = Health.OK  # and who waits for another replica need not any more
+        if replica.health is _TRIAL:
+            revived = True
+            replica.health = _OK  # and who waits for another replica need not any more
             turn.note(NoteKind.REVIVED, replica, "a request succeeded again")
         if model is not None:
             model.service_seconds = blend(model.service_seconds, max(turn.now - returned.began, 1e-6))
@@ -192,12 +197,12 @@ def _is_at_rest(fleet: Fleet, replica: Replica) -> bool:
 
     Most requests end so, and settling the whole fleet after each would cost more than anything else here.
     """
-    if replica.life is not Life.READY or replica.health is not Health.OK or replica.leaving or replica.stale:
+    if replica.life is not _READY or replica.health is not _OK or replica.leaving or replica.stale:
         return False
     for other in fleet.replicas.values():
         if other.goal is not None:  # it may have to wait for room, or for its turn on the GPU
             return False
-    return not any(model.waiting for model in fleet.models.values())
+    return not [model for model in fleet.models.values() if model.waiting]
 
 
 def abandon(fleet: Fleet, ticket: int) -> bool:
@@ -285,11 +290,14 @@ def wake_another_if_busy(turn: Turn, model: Model) -> bool:
     """After a lease: a crowd on the awake replicas brings a resting one back. True when a goal was set."""
     if len(model.replicas) == 1 or turn.fleet.draining:
         return False
-    awake = [r for r in model.replicas if r.routable]
-    if len(awake) == len(model.replicas):
-        return False
-    least = min((r.in_flight for r in awake), default=0)
-    if least < BUSY_ENOUGH_TO_WAKE or any(r.coming for r in model.replicas):
+    awake, least = 0, BUSY_ENOUGH_TO_START
+    for replica in model.replicas:
+        if replica.routable:
+            if replica.in_flight < BUSY_ENOUGH_TO_WAKE:
+                return False
+            awake += 1
+            least = min(least, replica.in_flight)
+    if awake in (0, len(model.replicas)) or any(r.coming for r in model.replicas):
         return False
     for replica in _resting(turn, model):
         if replica.life in (Life.DRAINING, Life.ASLEEP, Life.FALLING_ASLEEP) or least >= BUSY_ENOUGH_TO_START:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
 
 from supervisord.core.spec import IdleLadder
 
@@ -27,7 +26,11 @@ def rung_due(ladder: IdleLadder, idle_for: float, *, can_sleep: bool) -> Rung:
     return max((rung for after, rung in _rungs(ladder, can_sleep) if idle_for >= after), default=Rung.AWAKE)
 
 
-@lru_cache(64)
+def leads_anywhere(ladder: IdleLadder) -> bool:
+    """Whether it has a rung at all."""
+    return ladder.sleep1 is not None or ladder.sleep2 is not None or ladder.stop is not None
+
+
 def next_rung_after(ladder: IdleLadder, current: Rung, *, can_sleep: bool) -> float | None:
     """Seconds of idleness at which a rung deeper than ``current`` comes due; None when there is none."""
     return min((after for after, rung in _rungs(ladder, can_sleep) if rung > current), default=None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from supervisord.core.admission import Candidate
 from supervisord.core.canary import Fingerprint
 from supervisord.core.idle import Rung
 from supervisord.core.readings import UnitStatus
@@ -13,6 +14,9 @@ from supervisord.core.record import Record
 from supervisord.core.sequences import Step
 from supervisord.core.spec import ReplicaSpec
 from supervisord.core.states import Health, Hold, Life
+
+# What is asked of every replica for every request. (A member of an Enum takes longer to look up than a call takes.)
+_READY, _NOT_HELD = Life.READY, Hold.NONE
 
 #: States in which something is being done to the GPU; at most one replica of a GPU is in one of them.
 OPERATING = frozenset({Life.STARTING, Life.FALLING_ASLEEP, Life.WAKING, Life.STOPPING})
@@ -132,6 +136,8 @@ class Replica:
     kv_tokens: int = 0
     can_sleep: bool = True
     simulated: bool = False
+    #: What policies were told of it last.
+    told: Candidate | None = None
 
     @property
     def name(self) -> str:
@@ -140,7 +146,19 @@ class Replica:
     @property
     def routable(self) -> bool:
         """May get a request now."""
-        return self.life is Life.READY and self.hold is Hold.NONE
+        return self.life is _READY and self.hold is _NOT_HELD
+
+    def as_candidate(self) -> Candidate:
+        """As a policy sees it: the same object for as long as nothing of it changes."""
+        told = self.told
+        if (
+            told is None
+            or told.in_flight != self.in_flight
+            or told.generation != self.generation
+            or told.kv_tokens != (self.kv_tokens or None)
+        ):
+            told = self.told = Candidate(self.spec.name, self.in_flight, self.generation, self.kv_tokens or None)
+        return told
 
     @property
     def coming(self) -> bool:

@@ -27,7 +27,7 @@ from supervisord.core.events import (
 )
 from supervisord.core.fleet import Fleet, Turn
 from supervisord.core.goals import fail_goal, ladder_of, set_config_goal, set_goal, set_idle_goal
-from supervisord.core.idle import next_rung_after
+from supervisord.core.idle import leads_anywhere, next_rung_after
 from supervisord.core.pursuit import pursue
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import VerifyStep
@@ -308,8 +308,13 @@ def next_due(fleet: Fleet) -> float | None:
 
 def idle_due(fleet: Fleet, replica: Replica) -> float | None:
     """When its idleness leads to something; None: never, or not while it goes on as it does."""
+    model = fleet.models.get(replica.spec.model)
+    if model is None or not leads_anywhere(model.spec.idle):
+        return None
     ladder = ladder_of(fleet, replica)
-    rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep) if ladder is not None else None
+    if ladder is None:
+        return None
+    rung = next_rung_after(ladder, replica.rung, can_sleep=replica.can_sleep)
     return max(replica.idle_since + rung, replica.rest_at) if rung is not None else None
 
 
