@@ -1,6 +1,7 @@
 """The parsers beside h11: what ours accepts means the same to it; and any bytes at all, in any pieces."""
 
 import contextlib
+import dataclasses
 
 import h11
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http.chunks import ChunkError, Chunks
-from proxy.http.headers import HeadError, RequestHead
+from proxy.http.headers import HeadError, RequestHead, ResponseHead
 from proxy.http.heads import _parse_request, parse_request, parse_response
 
 TOKEN = st.text("abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)
@@ -234,3 +235,13 @@ def test_a_length_that_is_not_one_number_is_refused_also_after_a_head_like_it(fr
     for _ in range(2):
         with pytest.raises(HeadError):
             parse_request(b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n" % framing)
+
+
+@pytest.mark.parametrize("kind", [RequestHead, ResponseHead])
+def test_a_copy_of_a_head_lacks_no_field(kind):
+    head = kind(*(object() for _ in dataclasses.fields(kind)))
+    copy = head.copy()
+    assert copy is not head
+    assert [getattr(copy, field.name) for field in dataclasses.fields(kind)] == [
+        getattr(head, field.name) for field in dataclasses.fields(kind)
+    ]
