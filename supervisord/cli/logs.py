@@ -17,7 +17,7 @@ from supervisord.bus.snapshot import FleetStatus
 from supervisord.cli.config import load_config
 from supervisord.cli.exits import Exit, Failure
 from supervisord.cli.session import Session
-from supervisord.cli.targets import resolve_all
+from supervisord.cli.targets import configured, resolve_all
 from supervisord.core.spec import Config
 
 DAEMON_UNIT = "vllm-supervisord.service"
@@ -102,19 +102,7 @@ def _configured_units(session: Session, words: Sequence[str]) -> list[str]:
             "See: vllmctl config check; vllmctl logs",
             Exit.NOT_RUNNING,
         )
-    units: list[str] = []
-    for word in words:
-        name = word.partition(":")[2] if word.startswith(("model:", "replica:")) else word
-        found = [
-            replica.unit
-            for model in loaded.models
-            for replica in model.replicas
-            if name in (model.name, *model.aliases, replica.name)
-        ]
-        if not found:
-            raise Failure("NoSuchTarget", f"There is no model or replica named '{name}'.", Exit.NO_SUCH)
-        units += found
-    return units if words else [replica.unit for model in loaded.models for replica in model.replicas]
+    return [replica.unit for _, replica in configured(words, loaded)]
 
 
 def find_sources(session: Session, units: Sequence[str]) -> list[Source]:

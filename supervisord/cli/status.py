@@ -9,7 +9,7 @@ from supervisord.cli.exits import Exit
 from supervisord.cli.session import Session
 from supervisord.cli.shapes import fleet_shape, model_shape, replica_shape
 from supervisord.cli.tables import Cell, Row, columns, cut
-from supervisord.cli.targets import known_names, resolve_all
+from supervisord.cli.targets import known, resolve_all
 
 
 def run_status(session: Session) -> Exit:
@@ -46,7 +46,7 @@ def run_list(session: Session) -> Exit:
     fleet = _ask(session)
     console, now = session.console, session.clock()
     if session.args.names:
-        names = known_names(fleet)
+        names = known(fleet).words
         if console.json:
             console.data(names)
         else:

@@ -117,6 +117,16 @@ def test_without_the_daemon_the_units_are_those_of_the_configuration(vllmctl, bu
     assert run(vllmctl, "nix", "--config", str(file))[0] == 4
 
 
+def test_without_the_daemon_a_word_means_what_it_means_with_it(vllmctl, bus, machine, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text(CONFIG + "[models.other.serve]\nengine = 'simulator'\nmodel = 'm'\n[models.other.replicas.chat]\n")
+    assert run(vllmctl, "replica:chat", "--config", str(file))[0] == 0
+    assert machine.commands("journalctl")[-1].startswith("journalctl --user-unit=vllm@chat.service --lines")
+    code, _, err = run(vllmctl, "chat", "--config", str(file))
+    assert code == 2
+    assert "say model:chat or replica:chat" in err
+
+
 def test_without_the_daemon_and_a_valid_configuration_the_daemons_own_log_is_still_shown(vllmctl, bus, machine):
     assert run(vllmctl)[0] == 0
     assert machine.commands("journalctl")[-1].startswith("journalctl --user-unit=vllm-supervisord.service --lines")

@@ -49,6 +49,7 @@ def test_without_a_bus_it_says_what_usually_mends_that(vllmctl, config, tmp_path
         ("chat", 2, "say model:chat or replica:chat"),
         ("model:nobody", 4, "There is no model named 'nobody'"),
         ("replica:gpt", 4, "There is no replica named 'gpt'"),
+        ("caht-a", 4, "config.toml. Did you mean 'chat-a'?"),
     ],
 )
 def test_a_word_is_looked_up_in_the_configuration(vllmctl, config, word, code, said):

@@ -15,7 +15,8 @@ from supervisord.cli.pull.progress import Line, size
 from supervisord.cli.pull.transient import pulling
 from supervisord.cli.pull.units import Units, manager_environment
 from supervisord.cli.session import Session
-from supervisord.core.spec import Config, ModelSpec, ReplicaSpec
+from supervisord.cli.targets import configured
+from supervisord.core.spec import Config
 from supervisord.pull.job import Failed, Progress, Pulled
 
 
@@ -75,7 +76,7 @@ def run_pull(session: Session) -> Exit:
     config = load_config(session)
     if not isinstance(config, Config):
         raise Failure("ConfigInvalid", str(config), Exit.CONFIG_INVALID)
-    targets = _targets(config, () if args.all else args.targets)
+    targets = configured(args.targets, config)
     env = manager_environment(session)
     units = Units(env, system=session.system)
     home = env.get("HOME", "/")
@@ -97,30 +98,6 @@ def run_pull(session: Session) -> Exit:
     if not results and not console.json:
         console.say("No models are configured.")
     return combine([result.failure.exit if result.failure is not None else Exit.DONE for result in results])
-
-
-def _targets(config: Config, named: list[str] | tuple[str, ...]) -> list[tuple[ModelSpec, ReplicaSpec]]:
-    """Each replica once. Without names: all."""
-    every = [(model, replica) for model in config.models for replica in model.replicas]
-    if not named:
-        return every
-    found: dict[str, tuple[ModelSpec, ReplicaSpec]] = {}
-    for word in named:
-        kind, colon, name = word.partition(":")
-        if not colon or kind not in ("model", "replica"):
-            kind, name = "", word
-        models = [pair for pair in every if kind != "replica" and name in (pair[0].name, *pair[0].aliases)]
-        replicas = [pair for pair in every if kind != "model" and name == pair[1].name]
-        if models and replicas and models != replicas:
-            raise Failure(
-                "Ambiguous", f"'{name}' is a model and a replica: say model:{name} or replica:{name}.", Exit.USAGE
-            )
-        if not (chosen := models or replicas):
-            code = {"model": "NoSuchModel", "replica": "NoSuchReplica"}.get(kind, "NoSuchTarget")
-            where = ", ".join(config.files) or "any file"
-            raise Failure(code, f"There is no {kind or 'model or replica'} named '{name}' in {where}.", Exit.NO_SUCH)
-        found |= {replica.name: (model, replica) for model, replica in chosen}
-    return list(found.values())
 
 
 def _pull(session: Session, need: Need, who: str, env: dict[str, str]) -> Outcome:
