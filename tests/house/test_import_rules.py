@@ -54,7 +54,7 @@ RULES = {
     "supervisord/config": (("supervisord.config", "supervisord.core"), ()),
     "supervisord/launcher": (("supervisord",), ()),
     "supervisord/pull/hub.py": ((), ("huggingface_hub",)),
-    "supervisord/pull": (("supervisord",), ()),
+    "supervisord/pull": (("supervisord.pull", "supervisord.core", "supervisord.launcher"), ()),
     "supervisord/simulator": (("supervisord.simulator", VERSION), ("aiohttp", "multidict", "yarl")),
     "supervisord/engine": (("supervisord.engine", "supervisord.core", "supervisord.ports"), ("aiohttp",)),
     "supervisord/sd": (

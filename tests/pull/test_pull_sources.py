@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervisord.cli.pull.sources import sources
 from supervisord.core.spec import ServeSpec
 from supervisord.pull.job import EVERYTHING, NO_WEIGHTS, Repository
-from supervisord.pull.sources import sources
 
 
 def of(model="org/chat", args=(), here=(), **options):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from supervisord.cli.exits import Exit, Report
 from supervisord.cli.pull.quadlet import image_of, image_of_pull, images_of
+from supervisord.cli.pull.sources import sources
 from supervisord.cli.pull.units import Surroundings, Unit, Units
 from supervisord.core.spec import ModelSpec, ReplicaSpec
 from supervisord.launcher.command import GPU_VARIABLES
 from supervisord.launcher.explain import LOG_VARIABLE
 from supervisord.pull.engine import CONTAINERS
 from supervisord.pull.job import Image, Job, Weights
-from supervisord.pull.sources import sources
 
 _NOWHERE = Surroundings()
 #: Variables that each replica has its own of, and no download looks at.
