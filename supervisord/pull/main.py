@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,10 +84,13 @@ def pull_weights(job: Weights, tool: Tool, environ: Mapping[str, str]) -> int:
     env["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     hub = tool.start([python, str(Path(__file__).with_name("hub.py"))], env, stdin=subprocess.PIPE)
     assert hub.stdin is not None
-    with hub.stdin as stdin:
+    with suppress(BrokenPipeError), hub.stdin as stdin:  # it ended at once, and says why
         repositories = [asdict(repository) for repository in job.repositories]
         stdin.write(json.dumps({"repositories": repositories, "token": job.token}))
-    return hub.wait()
+    status = hub.wait()
+    if status < 0:  # by the kernel, for its memory, or by a crash in one of its libraries: it said nothing itself
+        sys.stderr.write(f"the engine's Python, {python}, was killed by {signal.Signals(-status).name}\n")
+    return abs(status)
 
 
 def pull_image(job: Image, tool: Tool) -> int:

@@ -21,6 +21,13 @@ def test_image_is_the_word_that_a_file_names_and_its_store_and_access_are_the_un
     assert image.inspect == ("podman", "--root", "/s", "image", "inspect", "--format", "{{.Id}}", "r/v:2")
 
 
+def test_image_is_told_from_a_container_that_is_called_the_same():
+    image = image_of(("podman", "run", "--name", "vllm", "--tls-verify=false", "vllm", "serve"), ["vllm"])
+    assert image is not None
+    assert image.command == ("podman", "pull", "--tls-verify=false", "vllm")
+    assert image_of(("podman", "--root", "vllm", "run", "other"), ["vllm"]) is None
+
+
 @pytest.mark.parametrize("names", [[], ["r/v:%i"], ["r/v:1"]])
 def test_image_that_the_command_does_not_have_is_not_guessed(names):
     assert image_of(("podman", "run", "r/v:2"), names) is None

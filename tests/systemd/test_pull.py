@@ -243,6 +243,16 @@ def test_engine_without_a_hub_client_is_told_with_its_python(machine, tmp_path):
     assert f"the engine's Python, {bare}/bin/python, has no huggingface_hub" in err
 
 
+def test_engine_whose_python_ends_without_a_word_is_a_failure_and_not_explained_by_systemds_figures(machine):
+    python = machine.folder / "bin/python3"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    machine.vllm.write_text(f"#!{python}\n")
+    machine.chat()
+    said = "vllmctl: chat-a: cannot pull org/chat: the pull ended with status 3, and said nothing\n"
+    assert machine("chat") == (1, "", said)
+
+
 def test_local_model_simulator_container_and_own_unit_have_nothing_to_pull_and_say_so(machine):
     machine.unit_dir.service("pull-own.service", "/bin/true")
     (machine.folder / "weights").mkdir()

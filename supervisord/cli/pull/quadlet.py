@@ -26,11 +26,15 @@ def images_of(texts: Iterable[str]) -> list[str]:
 
 def image_of(command: Sequence[str], names: Sequence[str]) -> Image | None:
     """How to fetch the image that ``command`` (``podman ... run ...``) runs: the last of ``names`` that is in it."""
-    name = next((name for name in reversed(names) if name in command), None)
-    if name is None or "run" not in command:
+    if "run" not in command:
         return None
     run = command.index("run")
-    before, options = tuple(command[:run]), command[run + 1 : command.index(name, run)]
+    # A container may be called as its image is.
+    places = {word: at for at, word in reversed([*enumerate(command)]) if at > run and command[at - 1] != "--name"}
+    name = next((name for name in reversed(names) if name in places), None)
+    if name is None:
+        return None
+    before, options = tuple(command[:run]), command[run + 1 : places[name]]
     alike = []
     for option, value in zip(options, [*options[1:], ""], strict=True):
         if option.partition("=")[0] in _ALIKE:

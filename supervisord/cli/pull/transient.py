@@ -72,8 +72,7 @@ def _events(job: Job, process: subprocess.Popen[str], errors: IO[bytes]) -> Iter
             yield event
     if process.wait() != 0 and not settled:
         errors.seek(0)
-        said = errors.read().decode(errors="replace").splitlines()
-        why = telling_line([line for line in said if not line.startswith(("Running as unit", "Press ^]"))])
+        why = telling_line(errors.read().decode(errors="replace").splitlines())
         yield Failed(job.title, "Failed", why or f"the pull ended with status {process.returncode}, and said nothing")
 
 
@@ -122,6 +121,8 @@ def _command(surroundings: Surroundings, name: str, env: dict[str, str], *, syst
         "--wait",
         "--pipe",
         "--no-ask-password",
+        # What it would say on stderr of the unit's end (its runtime, its memory) would pass for the reason.
+        "--quiet",
         *(f"--property={each}" for each in properties),
         *variables,
         "--",
