@@ -184,13 +184,13 @@ def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
 
 
 def blocks(prompt: bytes) -> list[bytes]:
-    """The whole blocks of a prompt as it is written, a text or a list of tokens.
+    """The whole blocks of a prompt as it is written, a text or a list of tokens; none of an empty one.
 
     The last of very many has all the rest. What is added to a prompt is added before its last quote or bracket.
     """
-    if prompt == b"null":
-        return []
     inner = prompt[1:-1] if prompt[:1] in (b'"', b"[") else prompt
+    if not inner or prompt == b"null":
+        return []
     count = min(max(1, len(inner) // BLOCK), MOST_BLOCKS)
     cut = [inner[at * BLOCK : (at + 1) * BLOCK] for at in range(count - 1)]
     at = (count - 1) * BLOCK

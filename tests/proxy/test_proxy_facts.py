@@ -137,6 +137,12 @@ def test_the_keys_of_a_raw_prompt_are_bounded_and_cover_all_of_it():
     assert long.sizes[-1] == (MOST_BLOCKS + 500) * BLOCK
 
 
+@pytest.mark.parametrize("empty", ["", [], None])
+def test_an_empty_raw_prompt_has_no_keys_for_none_would_cover_a_byte(empty):
+    assert facts(Prompt.COMPLETION, prompt=empty) == facts(Prompt.COMPLETION, prompt=empty, cache_salt="mine")
+    assert facts(Prompt.COMPLETION, prompt=empty).keys == ()
+
+
 def test_a_raw_prompt_has_no_opening_but_itself():
     prompt = facts(Prompt.COMPLETION, prompt="x" * 5 * BLOCK)
     assert prompt.opening == prompt.whole

@@ -58,6 +58,20 @@ def time() -> Time:
     return Time()
 
 
+@pytest.mark.parametrize("asked", ["", [], None, 0, {}, "x", [[]]])
+@pytest.mark.parametrize("route", list(Prompt))
+def test_a_prompt_of_next_to_nothing_may_come_again_and_leaves_nothing(time, route, asked):
+    policy = Prefill(time)
+    body = {"stream": True, "prompt": asked, "messages": asked, "input": asked, "instructions": asked, "system": asked}
+    for _ in range(3):
+        facts = read_json(json.dumps(body).encode(), route).facts
+        policy.explain(facts, replicas())
+        policy.choose(facts, replicas("a"))
+        policy.finished(facts, None)
+    assert policy.under_way == 0
+    assert policy.pending_seconds("a") == 0.0
+
+
 @pytest.fixture
 def policy(time: Time) -> Prefill:
     return Prefill(time)
