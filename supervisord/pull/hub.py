@@ -180,6 +180,9 @@ class Here:
 
     def bytes(self) -> int:
         """Of parts of an earlier try only those that the client goes on with."""
+        return sum(self._bytes().values())
+
+    def _bytes(self) -> dict[tuple[Path, str], int]:
         sizes: dict[tuple[Path, str], int] = {}
         for folder in self._folders:
             for file in self._files(folder):
@@ -191,12 +194,13 @@ class Here:
                 except OSError:
                     continue  # it was moved to its place
                 sizes[folder, blob] = max(sizes.get((folder, blob), 0), size)
-        return sum(min(size, self._sizes[key]) for key, size in sizes.items())
+        return {key: min(size, self._sizes[key]) for key, size in sizes.items()}
 
     def check_room(self) -> None:
         """Raises ``OSError`` before the first byte where they cannot all fit."""
-        missing = self.total - self.bytes()
-        for folder in self._folders[:1]:
+        here = self._bytes()
+        for folder in self._folders:  # they may be on two disks
+            missing = sum(size - here.get(key, 0) for key, size in self._sizes.items() if key[0] == folder)
             place = next(each for each in folder.parents if each.exists())
             free = shutil.disk_usage(place).free
             if missing > free:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,6 +146,17 @@ def test_what_cannot_fit_is_refused_before_a_byte_of_it_comes(hub, pull, monkeyp
     assert code == "NoSpace"
     assert "1000000000.0 GB are missing, and " in text
     assert hub.fetched() == []
+
+
+def test_room_is_asked_of_the_disk_on_which_a_file_will_lie(tmp_path, monkeypatch):
+    for name in ("cache", "weights"):
+        (tmp_path / name).mkdir()
+    free = {tmp_path / "cache": 10, tmp_path / "weights": 1000}
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    wanted = [(tmp_path / "weights/m/blobs", 999, "a"), (tmp_path / "cache/m/blobs", 9, "b")]
+    script.Here(wanted).check_room()
+    with pytest.raises(OSError, match=f"{tmp_path}/cache has"):
+        script.Here([*wanted, (tmp_path / "cache/m/blobs", 2, "c")]).check_room()
 
 
 def test_cache_that_is_a_file_is_told(pull):
