@@ -249,8 +249,17 @@ def test_engine_whose_python_ends_without_a_word_is_a_failure_and_not_explained_
     python.chmod(0o755)
     machine.vllm.write_text(f"#!{python}\n")
     machine.chat()
-    said = "vllmctl: chat-a: cannot pull org/chat: the pull ended with status 3, and said nothing\n"
-    assert machine("chat") == (1, "", said)
+    code, _, err = machine("chat")
+    assert code == 1
+    assert err.startswith("vllmctl: chat-a: cannot pull org/chat: the pull ended with status 3, and said nothing ('")
+    assert "journalctl --user-unit=vllmctl-pull-" in err
+
+
+def test_replicas_working_directory_that_is_not_there_is_told(machine):
+    machine.unit_dir.write("vllm@.service.d/own.conf", "[Service]\nWorkingDirectory=/no/such\n")
+    machine.chat()
+    said = "cannot pull org/chat: systemd cannot run anything with the replica's WorkingDirectory=/no/such"
+    assert machine("chat") == (1, "", f"vllmctl: chat-a: {said}\n")
 
 
 def test_local_model_simulator_container_and_own_unit_have_nothing_to_pull_and_say_so(machine):

@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO
 
 from supervisord.cli.pull.units import Surroundings
@@ -53,12 +54,15 @@ def pulling(
         assert process.stdout is not None
         try:
             with process.stdout:
-                yield _events(job, process, errors)
+                unspoken = partial(_unspoken, surroundings=surroundings, name=name, system=system)
+                yield _events(job, process, errors, unspoken)
         finally:
             _end(process, name, env, system=system)
 
 
-def _events(job: Job, process: subprocess.Popen[str], errors: IO[bytes]) -> Iterator[Event]:
+def _events(
+    job: Job, process: subprocess.Popen[str], errors: IO[bytes], unspoken: Callable[[int], str]
+) -> Iterator[Event]:
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it ended at once, and says why below
@@ -73,7 +77,20 @@ def _events(job: Job, process: subprocess.Popen[str], errors: IO[bytes]) -> Iter
     if process.wait() != 0 and not settled:
         errors.seek(0)
         why = telling_line(errors.read().decode(errors="replace").splitlines())
-        yield Failed(job.title, "Failed", why or f"the pull ended with status {process.returncode}, and said nothing")
+        yield Failed(job.title, "Failed", why or unspoken(process.returncode))
+
+
+def _unspoken(status: int, surroundings: Surroundings, name: str, *, system: bool) -> str:
+    """What is known where nobody said a word. Statuses of systemd itself: systemd.exec(5), "Process exit codes"."""
+    for its_own, key, value in (
+        (200, "WorkingDirectory", surroundings.directory),
+        (216, "Group", surroundings.group),
+        (217, "User", surroundings.user),
+    ):
+        if status == its_own and value:
+            return f"systemd cannot run anything with the replica's {key}={value}"
+    journal = f"journalctl {'--unit' if system else '--user-unit'}={name}"
+    return f"the pull ended with status {status}, and said nothing ('{journal}' may say more)"
 
 
 def _end(process: subprocess.Popen[str], name: str, env: Mapping[str, str], *, system: bool) -> None:
