@@ -163,8 +163,8 @@ PROXY = Table(
             Text(PLAIN, FORWARDED),
             "What engines are told of the client: nothing (`off`, since none needs it), `x-forwarded` "
             "(X-Forwarded-For, -Proto and -Host), `forwarded` (RFC 7239), or `both`. It is the address that the "
-            "connection came from; what clients themselves send in these fields is always dropped, since vLLM would "
-            "believe it.",
+            "connection came from, or the client that one of `trusted_proxies` names; what others send in these fields "
+            "is always dropped, since vLLM would believe it.",
             _PROXY.forwarded,
         ),
         Key(
