@@ -107,7 +107,12 @@ class Reply:
             await self._client.drained()
 
     async def fail(self, error: ProxyError, *, close: bool = False) -> None:
-        """Answer with an error; if an answer has begun, end it as ``break_off`` does. ``close``: the connection too."""
+        """Answer with an error; if an answer has begun, end it as ``break_off`` does. ``close``: the connection too.
+
+        Nothing is said behind an answer that is whole, though its client may not have read all of it yet.
+        """
+        if self._session is None and self._client.over:
+            return
         self._outcome.code = str(error.code)
         self._outcome.details.append(error.message)
         if self._session is not None:

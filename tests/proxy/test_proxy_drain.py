@@ -119,6 +119,26 @@ async def test_a_stalled_client_cannot_hold_up_the_end(rig):
     slow.close()
 
 
+async def test_a_whole_answer_that_is_not_read_yet_is_not_cut_at_the_end(rig):
+    body = b'{"text":"' + b"x" * 1_000_000 + b'"}'
+
+    async def answer(request, connection):
+        await connection.send(reply_bytes(body))
+
+    await rig.engine("a", answer)
+    listener = rig.proxy._listeners[0].sockets[0]
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # its connections inherit it
+    client = await rig.connect()
+    client.writer.transport.pause_reading()
+    await client.send(request_bytes())
+    await rig.until(lambda: rig.admission.finished)
+    assert rig.proxy.in_flight == 1  # until it is read
+    await rig.proxy.drain(0.01)
+    client.writer.transport.resume_reading()
+    assert (await client.response()).body == body
+    assert await client.closed() == b""
+
+
 async def test_a_request_on_a_kept_connection_is_refused_and_the_connection_ends(rig, gate):
     await rig.engine("a", streaming(gate))
     stream, kept = await rig.send(request_bytes(STREAM)), await rig.connect()
