@@ -258,7 +258,8 @@ class Conversation:
         framed = client.chunked and self._chunks is not None
         try:
             self._attach(self._to_client_framed if framed else self._to_client)
-            client.connect(self.connection)
+            if not self.done:  # else it is free: whoever has it next would wait for this client
+                client.connect(self.connection)
             while not self.done:
                 await self._wait()
         finally:

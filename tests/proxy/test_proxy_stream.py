@@ -396,3 +396,22 @@ async def test_an_informational_answer_is_not_the_answer(rig):
 
     await rig.engine("a", hints)
     assert (await rig.post()).status == 200
+
+
+async def test_a_client_that_does_not_read_leaves_a_kept_connection_that_is_read(rig, tmp_path):
+    async def answer(request, connection):  # all of it comes at once, before anybody takes it
+        size = 120_000 if len(engine.requests) == 1 else 10
+        await connection.send(event_stream_head() + chunk(b"data: " + b"x" * size + b"\n\n") + b"0\r\n\r\n")
+
+    engine = await rig.engine("a", answer, path=str(tmp_path / "e"))
+    rig.proxy._listeners[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # inherited
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(slow, ("127.0.0.1", rig.port))
+        await loop.sock_sendall(slow, request_bytes(STREAM))
+        await rig.until(lambda: rig.admission.finished)
+        assert rig.proxy.in_flight == 1  # until it is read
+        assert (await rig.post(STREAM)).body == b"data: " + b"x" * 10 + b"\n\n"
+    assert len(engine.connections) == 1
