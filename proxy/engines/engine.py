@@ -406,9 +406,9 @@ class Conversation:
     def _finish(self, excess: bytes) -> None:
         self.done = True
         self.feed = _ignore
-        if excess:
-            self.connection.closed = True  # it says more than was asked: not to be used again
-        elif self.over:
+        if excess or not self.over:
+            self.connection.closed = True  # it says more than was asked, or before it was: not to be used again
+        else:
             self.connection.ends()
         self._wake()
 

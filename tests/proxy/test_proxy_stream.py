@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from proxyrig import STREAM, chunk, event_stream_head, reply_bytes, request_bytes
+from proxyrig import PATIENCE, STREAM, chunk, event_stream_head, reply_bytes, request_bytes
 
+from proxy.engines.engine import EngineConnection
 from supervisord.core.admission import Ending
 
 EVENT = b'data: {"x": "\xc3\xa9"}\n\n'
@@ -396,6 +397,26 @@ async def test_an_informational_answer_is_not_the_answer(rig):
 
     await rig.engine("a", hints)
     assert (await rig.post()).status == 200
+
+
+async def test_a_connection_whose_answer_came_before_all_of_the_request_was_sent_is_not_kept():
+    connection = EngineConnection()
+
+    class Full(asyncio.Transport):
+        def writelines(self, pieces):
+            connection.pause_writing()
+
+        def write(self, data):
+            pass
+
+    connection.connection_made(Full())
+    talk = connection.send(b"head", (b"piece", b"piece"), PATIENCE)
+    connection.data_received(reply_bytes(b"", "413 Content Too Large"))
+    assert talk.done
+    connection.resume_writing()
+    assert talk.sent
+    assert connection.closed
+    connection.connection_lost(None)
 
 
 async def test_a_client_that_does_not_read_leaves_a_kept_connection_that_is_read(rig, tmp_path):
