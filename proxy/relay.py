@@ -120,10 +120,12 @@ class Relay:
             detail = str(failure)
             raise ProxyError(503, "out_of_resources", str(failure), retry_after=1.0) from None
         finally:
-            if ending in (Ending.COMPLETED, Ending.CLIENT_GONE):
-                # Nobody else gets it. The policy knows before those are asked again whom it holds.
-                tell_the_end(exchange, policy)
-            self._admission.finish(lease, ending, detail)
+            try:
+                if ending in (Ending.COMPLETED, Ending.CLIENT_GONE):
+                    # Nobody else gets it. The policy knows before those are asked again whom it holds.
+                    tell_the_end(exchange, policy)
+            finally:
+                self._admission.finish(lease, ending, detail)
         if reply.unfinished:
             await reply.end()
         return None

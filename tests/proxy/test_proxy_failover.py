@@ -332,3 +332,14 @@ def _post(path: bytes = b"/v1/chat/completions", body: object = None) -> bytes:
     from proxyrig import request_bytes
 
     return request_bytes(CHAT if body is None else body, path.decode())
+
+
+async def test_a_policy_that_fails_at_the_end_costs_no_lease(rig, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a defect")
+
+    await rig.engine("a")
+    monkeypatch.setattr("proxy.policies.policy.Unobserving.finished", fail)
+    await rig.post()
+    assert rig.admission.endings == [("a", Ending.COMPLETED)]
+    assert not rig.admission.open
