@@ -30,8 +30,9 @@ _DBUS, _DBUS_ROOT = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 #: Seconds for one answer. systemd answers nobody while it reloads.
 _ANSWER_LIMIT = 25.0
-#: Seconds without the bus or the manager before what waits for it is given up: a daemon-reexec takes about one.
-_ABSENCE_LIMIT = 10.0
+#: Seconds without the bus or the manager before what waits for it is given up: a daemon-reexec takes about one, a bus
+#: on a machine that is short of everything many.
+_ABSENCE_LIMIT = 30.0
 #: Seconds until the next attempt to connect: the first, and the longest.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
 

@@ -26,8 +26,11 @@ from supervisord.sd.logs import TO_A_FILE, file_lines, journal_lines, output_fil
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a command waits for a manager that is off the bus: a daemon-reexec takes about one.
-_REACH_LIMIT = 10.0
+#: Seconds that a command waits for a manager that is off the bus. A daemon-reexec takes about one; a machine that
+#: swaps, or is paused by its host, takes many, and an operation that failed meanwhile would be a needless error.
+_REACH_LIMIT = 30.0
+#: Seconds that ``open`` waits: without a manager there is nothing to supervise, and whoever starts us wants to know.
+_OPEN_LIMIT = 10.0
 #: Seconds until a call that found no manager is made again, and until a reading that failed is tried again.
 _CALL_RETRY, _READ_RETRY = 0.1, 1.0
 
@@ -56,7 +59,7 @@ class SystemdManager:
         self._signals.open()
         self._reader = asyncio.get_running_loop().create_task(self._read_changes(), name="systemd readings")
         try:
-            await self._reach("reach", "systemd")
+            await self._reach("reach", "systemd", _OPEN_LIMIT)
         except UnitError:
             await self.close()
             raise
@@ -132,9 +135,9 @@ class SystemdManager:
             # The bus went away under the call, or is back before the manager: to ask again is harmless.
             await asyncio.sleep(_CALL_RETRY)
 
-    async def _reach(self, verb: str, unit: str) -> None:
+    async def _reach(self, verb: str, unit: str, limit: float = _REACH_LIMIT) -> None:
         try:
-            async with asyncio.timeout(_REACH_LIMIT):
+            async with asyncio.timeout(limit):
                 await self._signals.present()
         except TimeoutError:
             raise unit_error(verb, unit, DISCONNECTED, self._signals.trouble) from None

@@ -14,7 +14,7 @@ from supervisord.ports import UnitError, UnitStatus
 from supervisord.sd.commands import CommandFailed, Commands
 from supervisord.sd.manager import SystemdManager, unit_path
 
-LIMIT = 30.0
+LIMIT = 60.0
 RUNS = "/bin/sleep infinity"
 
 
@@ -106,7 +106,7 @@ async def test_what_happens_while_the_bus_is_away_is_seen_afterwards(manager, un
 async def test_without_a_manager_it_does_not_open(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS")
-    monkeypatch.setattr("supervisord.sd.manager._REACH_LIMIT", 0.1)
+    monkeypatch.setattr("supervisord.sd.manager._OPEN_LIMIT", 0.1)
     with pytest.raises(
         UnitError, match=f"cannot reach systemd: .*cannot find the session bus: .*{tmp_path}/bus does not"
     ):
