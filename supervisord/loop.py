@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from supervisord.core import step as core
-from supervisord.core.actions import Action, Answer, Deny, Grant, Note
+from supervisord.core.actions import Action, Answer, Deny, Fault, Grant, Note
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, ListedModel, Refuse, Running, Wait
 from supervisord.core.events import Command, Event, Tick
 from supervisord.core.fleet import Fleet
@@ -133,8 +133,10 @@ class Dispatcher:
         self._waiting.pop(wait.ticket, None)
         if core.abandon(self._fleet, wait.ticket):
             self._changed()
-        elif wait.outcome.done() and not wait.outcome.cancelled() and isinstance(wait.outcome.result(), Lease):
-            self.finish(wait.outcome.result(), Ending.CLIENT_GONE)  # type: ignore[arg-type]
+        elif wait.outcome.done() and not wait.outcome.cancelled() and wait.outcome.exception() is None:
+            granted = wait.outcome.result()
+            if isinstance(granted, Lease):
+                self.finish(granted, Ending.CLIENT_GONE)
         wait.outcome.cancel()
 
     def running(self) -> Sequence[Running]:
@@ -165,6 +167,8 @@ class Dispatcher:
             match action:
                 case Grant(ticket, outcome) | Deny(ticket, outcome):
                     self._resolve(ticket, outcome)
+                case Fault(ticket, error):
+                    self._fail(ticket, error)
                 case Answer(ticket):
                     future = self._commands.get(ticket)
                     if future is not None and not future.done():
@@ -182,6 +186,11 @@ class Dispatcher:
             # Its client was cancelled in this very moment and has not said so yet: the lease must not leak.
             log.debug("lease %d was granted to a client that had left", outcome.id)
             self._loop.call_soon(self.finish, outcome, Ending.CLIENT_GONE)
+
+    def _fail(self, ticket: int, error: Exception) -> None:
+        future = self._waiting.pop(ticket, None)
+        if future is not None and not future.done():
+            future.set_exception(error)  # raised where its request waits, which logs and answers it
 
     def _changed(self) -> None:
         self._rearm()

@@ -115,6 +115,14 @@ class Deny:
     refusal: Refuse
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A waiting request's policy raised when it was asked again: a defect, and that request's alone."""
+
+    ticket: int
+    error: Exception
+
+
 class CommandFailure(StrEnum):
     """Why a command was not carried out; the control face turns it into its own errors."""
 
@@ -184,4 +192,4 @@ class Note:
 
 
 Effect = RunUnitJob | CallEngine | ProbeEngine | Persist | TakeFingerprint | SaveFingerprint | ReadLastLines
-Action = Effect | Grant | Deny | Answer | Note
+Action = Effect | Grant | Deny | Fault | Answer | Note

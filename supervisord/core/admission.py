@@ -129,7 +129,7 @@ class Wait:
     """The request is queued (first come, first served): until a replica is ready, or while its policy holds it."""
 
     ticket: int
-    #: Resolves to a ``Lease`` (already counted) or a ``Refuse``. Never raises except by cancellation.
+    #: Resolves to a ``Lease`` (already counted) or a ``Refuse``; raises what its policy raised.
     outcome: asyncio.Future[Lease | Refuse]
     #: Why its policy holds it; empty when it waits for a replica.
     reason: str = ""

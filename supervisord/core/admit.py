@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from supervisord.core.actions import Deny, Grant, NoteKind
+from supervisord.core.actions import Deny, Fault, Grant, NoteKind
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
-from supervisord.core.arbitration import could_ever_fit, fits
-from supervisord.core.estimates import (
-    FIRST_GUESS_START,
-    FIRST_GUESS_WAKE1,
-    FIRST_GUESS_WAKE2,
-    blend,
-    queue_drain,
-    retry_after,
-)
+from supervisord.core.arbitration import fits
+from supervisord.core.estimates import blend, queue_drain, retry_after
 from supervisord.core.fleet import Fleet, Model, OpenLease, Turn, Waiter
 from supervisord.core.goals import set_goal
 from supervisord.core.observe import demote
+from supervisord.core.refusals import hopeless, too_long, until_ready
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.states import Health, Hold, Life
 
@@ -130,9 +124,7 @@ def queue(
     if turn.fleet.draining:
         return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     if is_full(model):
-        seconds = _until_ready(turn, model) + queue_drain(
-            len(model.waiting), model.service_seconds, len(model.replicas)
-        )
+        seconds = until_ready(turn, model) + queue_drain(len(model.waiting), model.service_seconds, len(model.replicas))
         seconds = max(seconds, held.likely_in if held is not None else 0.0)
         message = f"{len(model.waiting)} requests are waiting for the model `{model.name}` already."
         return Refuse(RefusalCode.QUEUE_FULL, message, retry_after(seconds))
@@ -142,13 +134,13 @@ def queue(
     if only is not None and held is None:
         _bring_back_any_of(turn, model, only)
         if not _has_hope(turn, model, waiter):
-            return _hopeless(turn, model, only)
+            return hopeless(turn, model, only)
         model.picky.append(ticket)
     model.waiting[ticket] = waiter
     bring_back(turn, model)
     if not _has_hope(turn, model, waiter):
         model.leave_queue(ticket)
-        return _hopeless(turn, model, only)
+        return hopeless(turn, model, only)
     return None
 
 
@@ -331,7 +323,13 @@ def settle_waiting(turn: Turn, model: Model) -> None:
         elif held and still_held and not everybody and not last_time:
             continue
         else:
-            outcome = lease(turn, model, waiter.choose, waiter.excluded, waiter.only, may_hold=not (held and last_time))
+            may_hold = not (held and last_time)
+            try:
+                outcome = lease(turn, model, waiter.choose, waiter.excluded, waiter.only, may_hold=may_hold)
+            except Exception as error:  # noqa: BLE001 - its own request is told; what else follows, follows
+                model.leave_queue(ticket)
+                turn.actions.append(Fault(ticket, error))
+                continue
             still_held = still_held or isinstance(outcome, NotYet)
         if isinstance(outcome, NotYet):
             _hold(turn, model, ticket, outcome)
@@ -357,8 +355,8 @@ def _end_of_waiting(turn: Turn, model: Model, waiter: Waiter) -> Refuse | None:
     if turn.fleet.draining:
         return Refuse(RefusalCode.ROUTER_SHUTTING_DOWN, "The router is shutting down.", retry_after(5.0))
     if turn.now >= waiter.deadline:
-        return _too_long(turn, model, waiter.ticket)
-    return None if _has_hope(turn, model, waiter) else _hopeless(turn, model, waiter.only)
+        return too_long(turn, model, waiter.ticket)
+    return None if _has_hope(turn, model, waiter) else hopeless(turn, model, waiter.only)
 
 
 def _refuse_overdue(turn: Turn, model: Model) -> None:
@@ -367,7 +365,7 @@ def _refuse_overdue(turn: Turn, model: Model) -> None:
         if turn.now < waiter.deadline:
             return
         model.leave_queue(waiter.ticket)
-        turn.actions.append(Deny(waiter.ticket, _too_long(turn, model, waiter.ticket)))
+        turn.actions.append(Deny(waiter.ticket, too_long(turn, model, waiter.ticket)))
 
 
 def _is_hope(turn: Turn, replica: Replica) -> bool:
@@ -389,62 +387,3 @@ def _has_hope(turn: Turn, model: Model, waiter: Waiter) -> bool:
         if undecided and waiter.excluded.get(replica.name) == replica.generation:
             return True
     return False
-
-
-def _hopeless(turn: Turn, model: Model, only: frozenset[str] | None) -> Refuse:
-    replicas = [r for r in model.replicas if only is None or r.name in only]
-    if replicas and all(r.hold is not Hold.NONE for r in replicas):
-        message = f"The model `{model.name}` is held down by its operator."
-        return Refuse(RefusalCode.MODEL_HELD, message, retry_after(60.0))
-    if any(not could_ever_fit(turn.fleet, r) for r in replicas):
-        message = f"The model `{model.name}` needs more GPU memory than there is."
-        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, retry_after(60.0))
-    failed = [r for r in replicas if r.life is Life.FAILED]
-    if failed:
-        soonest = min(failed, key=lambda r: r.retry_at)
-        message = f"The model `{model.name}` could not be started: {soonest.last_error}"
-        return Refuse(RefusalCode.WAKE_FAILED, message, retry_after(soonest.retry_at - turn.now))
-    message = f"No replica of the model `{model.name}` can answer now."
-    return Refuse(RefusalCode.NO_LIVE_REPLICA, message, retry_after(_until_ready(turn, model)))
-
-
-def _too_long(turn: Turn, model: Model, ticket: int) -> Refuse:
-    held = model.held.get(ticket)
-    if held is not None:
-        message = (
-            f"The KV cache of `{model.name}` has been full of other conversations for {model.spec.wake.timeout:g} s."
-        )
-        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, retry_after(held.likely_in))
-    remaining = retry_after(_until_ready(turn, model))
-    if any(r.room_at is not None for r in model.replicas):
-        message = f"Other models have held the GPU memory that `{model.name}` needs for {model.spec.wake.timeout:g} s."
-        return Refuse(RefusalCode.INSUFFICIENT_MEMORY, message, remaining)
-    waking = any(r.life in (Life.WAKING, Life.FALLING_ASLEEP, Life.ASLEEP) for r in model.replicas)
-    if waking:
-        message = f"The model `{model.name}` is still waking after {model.spec.wake.timeout:g} s."
-        return Refuse(RefusalCode.MODEL_WAKING, message, remaining)
-    message = f"The model `{model.name}` is still starting after {model.spec.wake.timeout:g} s."
-    return Refuse(RefusalCode.MODEL_STARTING, message, remaining)
-
-
-def _until_ready(turn: Turn, model: Model) -> float:
-    """Seconds until the soonest replica is likely to be ready: from what its last wakes and starts took."""
-    return min((_remaining(turn, r) for r in model.replicas if r.hold is Hold.NONE), default=FIRST_GUESS_START)
-
-
-def _remaining(turn: Turn, replica: Replica) -> float:
-    start = replica.start_seconds or FIRST_GUESS_START
-    wake = replica.wake_seconds.get(replica.level) or (FIRST_GUESS_WAKE1 if replica.level == 1 else FIRST_GUESS_WAKE2)
-    match replica.life:
-        case Life.READY | Life.DRAINING:
-            return 0.0
-        case Life.ASLEEP | Life.FALLING_ASLEEP:
-            return wake
-        case Life.WAKING:
-            return max(0.0, wake - (turn.now - replica.op_began))
-        case Life.STARTING:
-            return max(0.0, start - (turn.now - replica.op_began))
-        case Life.FAILED:
-            return start + max(0.0, replica.retry_at - turn.now)
-        case _:
-            return start

@@ -1,11 +1,17 @@
 """Requests that their policy holds: they wait beside replicas that could have them, in order, and never for nothing."""
 
+import asyncio
+
 import pytest
 from world import IdleLadder, Life, Refuse, ShutDown, SupervisorSpec, Verb, WakeLimits, World, model, spread
 
 from supervisord.core import step as core
-from supervisord.core.admission import Choice, Lease, NotYet, RefusalCode
+from supervisord.core.actions import Persist, ProbeEngine, TakeFingerprint
+from supervisord.core.admission import Choice, Ending, Lease, NotYet, RefusalCode
+from supervisord.core.events import Configured, Fingerprinted, Persisted, Probed, UnitChanged
+from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.view import look
+from supervisord.loop import Dispatcher
 
 
 class Seats:
@@ -225,3 +231,60 @@ def test_an_engine_that_tells_of_no_kv_is_not_known(told):
     seats = Seats()
     world.admit(choose=seats.long())
     assert seats.heard == [None]
+
+
+class Broken:
+    """A policy that holds its request, and raises when it is asked again."""
+
+    def __init__(self):
+        self.asked, self.defect = 0, RuntimeError("a defect")
+
+    def choose(self, candidates):
+        self.asked += 1
+        if self.asked > 1:
+            raise self.defect
+        return NotYet("held", 40.0)
+
+
+def test_a_policy_that_raises_when_it_is_asked_again_costs_its_own_request_alone():
+    world = world_of("a")
+    broken, seats = Broken(), Seats(free=0)
+    first, second = world.admit(choose=broken.choose), world.admit(choose=seats.long())
+    seats.free = 1
+    world.later(1.0)
+    assert world.outcomes[first] is broken.defect
+    assert isinstance(world.outcomes[second], Lease)
+    assert world.replica().in_flight == 1
+    assert not world.fleet.models["chat"].waiting
+    assert not world.fleet.models["chat"].held
+
+
+async def test_the_dispatcher_tells_the_request_whose_policy_raised_and_goes_on():
+    def perform(action):
+        match action:
+            case ProbeEngine(replica, op):
+                found = Probe(EngineState.AWAKE, served_names=("chat",), kv_tokens=600_000)
+                loop.call_soon(dispatcher.dispatch, Probed(replica, op, found))
+            case Persist(replica, op):
+                loop.call_soon(dispatcher.dispatch, Persisted(replica, op))
+            case TakeFingerprint(replica, op):
+                loop.call_soon(dispatcher.dispatch, Fingerprinted(replica, op))
+
+    loop = asyncio.get_running_loop()
+    dispatcher = Dispatcher(perform, lambda note: None)
+    broken, left = Broken(), Broken()
+    try:
+        dispatcher.dispatch(Configured((model(),), SupervisorSpec()))
+        dispatcher.dispatch(UnitChanged("a", UnitStatus("vllm@a.service", "loaded", "active", "running", "0" * 32)))
+        # All three wait for the first look at the engine.
+        waits = [dispatcher.admit("chat", choose) for choose in (broken.choose, left.choose, spread)]
+        async with asyncio.timeout(10):
+            lease = await waits[2].outcome
+        dispatcher.finish(lease, Ending.COMPLETED)
+        with pytest.raises(RuntimeError, match="a defect"):
+            await waits[0].outcome
+        dispatcher.abandon(waits[1])  # its client left in this very moment
+        assert [replica.in_flight for replica in dispatcher.view().replicas] == [0]
+        assert dispatcher.view().models[0].waiting == 0
+    finally:
+        dispatcher.close()

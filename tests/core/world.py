@@ -15,6 +15,7 @@ from supervisord.core.actions import (
     Call,
     CallEngine,
     Deny,
+    Fault,
     Grant,
     Note,
     NoteKind,
@@ -140,7 +141,7 @@ class World:
         self.disk: dict[str, Record] = dict(records)
         self.fingerprints: dict[str, tuple[str, Fingerprint]] = dict(fingerprints)
         self.pending: list[Action] = []
-        self.outcomes: dict[int, Lease | Refuse] = {}
+        self.outcomes: dict[int, Lease | Refuse | Exception] = {}
         self.answers: dict[int, Answer] = {}
         self.notes: list[Note] = []
         self.open: dict[int, Lease] = {}
@@ -170,6 +171,9 @@ class World:
                 case Deny(ticket, refusal):
                     assert ticket not in self.outcomes
                     self.outcomes[ticket] = refusal
+                case Fault(ticket, error):
+                    assert ticket not in self.outcomes
+                    self.outcomes[ticket] = error
                 case Answer(ticket):
                     assert ticket not in self.answers
                     self.answers[ticket] = action

@@ -96,8 +96,10 @@ class FakeAdmission:
     def abandon(self, wait: Wait) -> None:
         self.abandoned += 1
         self.waiting.pop(wait.ticket, None)
-        if wait.outcome.done() and isinstance(granted := wait.outcome.result(), Lease):
-            self.finish(granted, Ending.CLIENT_GONE)
+        if wait.outcome.done() and wait.outcome.exception() is None:
+            granted = wait.outcome.result()
+            if isinstance(granted, Lease):
+                self.finish(granted, Ending.CLIENT_GONE)
         self.changed.set()
 
     def running(self) -> list[Running]:
@@ -114,7 +116,12 @@ class FakeAdmission:
 
     def _ask_again(self) -> None:
         for ticket, (wait, choose, exclude) in list(self.waiting.items()):
-            lease = self._grant(choose, exclude)
+            try:
+                lease = self._grant(choose, exclude)
+            except Exception as error:  # noqa: BLE001 - as the supervisor does: it is that request's alone
+                del self.waiting[ticket]
+                wait.outcome.set_exception(error)
+                continue
             if isinstance(lease, Lease):
                 del self.waiting[ticket]
                 wait.outcome.set_result(lease)

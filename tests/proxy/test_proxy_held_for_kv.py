@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from proxyrig import answer_ok
+from proxyrig import STREAM, answer_ok, streaming
 
 from supervisord.core.admission import Choice, NotYet
 
@@ -13,9 +13,11 @@ class OneAtATime:
     """Holds everybody while one request is under way."""
 
     def __init__(self):
-        self.under_way, self.waited = None, []
+        self.under_way, self.waited, self.breaks = None, [], False
 
     def choose(self, facts, candidates):
+        if self.breaks:
+            raise RuntimeError("a defect")
         if self.under_way is not None:
             self.waited.append(facts)
             return NotYet("held for KV: no seat", 10.0)
@@ -80,3 +82,19 @@ async def test_a_client_that_leaves_lets_the_next_one_in(rig, policy):
     assert (await second).status == 200
     await asyncio.gather(first, return_exceptions=True)
     assert policy.under_way is None
+
+
+async def test_a_policy_that_raises_when_it_is_asked_again_costs_its_request_a_500(rig, policy, caplog, gate):
+    engine = await rig.engine("a", streaming(gate))
+    first = asyncio.create_task(rig.post(STREAM))
+    await engine.arrived.wait()
+    second = asyncio.create_task(rig.post(headers="X-Request-Id: second\r\n"))
+    await rig.until(lambda: rig.admission.waiting)
+    policy.breaks = True
+    gate.set()
+    assert (await first).status == 200
+    answered = await second
+    assert (answered.status, answered.json()["error"]["code"]) == (500, "internal_error")
+    [said] = [record for record in caplog.records if record.exc_info]
+    assert said.getMessage() == "cannot answer request second"
+    assert said.exc_info[0] is RuntimeError
