@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim_world import World
 
 #: How long a command waits for a manager that is off the bus. Seconds.
-REACH_LIMIT = 10.0
+REACH_LIMIT = 30.0
 
 
 class ManagerPort:
