@@ -222,10 +222,16 @@ class PublicProxy:
 
     def _tell_all(self) -> None:
         untold, self._untold = self._untold, []
-        for finished, outcome in untold:
-            log_request(finished, outcome)
-            if self.observer is not None:
-                self.observer(finished, outcome)
+        failure: Exception | None = None
+        for tell in (log_request,) if self.observer is None else (log_request, self.observer):
+            for finished, outcome in untold:
+                try:
+                    tell(finished, outcome)
+                except Exception as error:  # noqa: BLE001 - the others are told all the same
+                    failure = failure or error
+        if failure is not None:
+            with contextlib.suppress(Exception):  # the log may be what fails
+                log.error("cannot log or count every request", exc_info=failure)
 
 
 class _Live:

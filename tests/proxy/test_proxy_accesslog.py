@@ -10,6 +10,7 @@ import pytest
 from proxyrig import STREAM, chunk, event_stream_head, reply_bytes, request_bytes
 
 from proxy.accesslog import log_request
+from proxy.errors import bad_request
 from proxy.exchange import Finished, Outcome
 from proxy.reading.usage import Usage
 
@@ -124,6 +125,44 @@ async def test_what_is_no_request_is_one_line_too(rig, lines):
 VALUES = ["r0", "a=b", 'a"b', "a\\b", "a b", "ü", "\n", "\ud800", "a" * 1000, "a" * 1001]
 #: As a whole line is read: a name, and a value that is plain or in JSON's quotes.
 SAID = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^" ]+)(?: |$)')
+
+
+class Failing(logging.Handler):
+    """Fails at the first line that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def emit(self, record):
+        self.given.append(record.fields["client"])
+        if len(self.given) == 1:
+            raise OSError("no space left")
+
+
+async def test_a_count_or_a_line_that_fails_loses_no_other(rig, caplog):
+    caplog.set_level(logging.INFO)
+    handler, counted, over = Failing(), [], asyncio.Event()
+
+    def count(finished, outcome):
+        counted.append(finished.peer)
+        if finished.peer == "three":
+            over.set()
+        raise RuntimeError("a defect")
+
+    rig.proxy.observer = count
+    logging.getLogger("proxy.access").addHandler(handler)
+    try:
+        for peer in ("one", "two", "three"):
+            rig.proxy._refused(peer, bad_request("of one turn of the loop"))
+        async with asyncio.timeout(10):
+            await over.wait()
+    finally:
+        logging.getLogger("proxy.access").removeHandler(handler)
+    assert handler.given == counted == ["one", "two", "three"]
+    [said] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert said.getMessage() == "cannot log or count every request"
+    assert said.exc_info[0] is OSError
 
 
 @pytest.mark.parametrize("seed", range(200))
