@@ -113,6 +113,8 @@ class RequestHead:
     passing: tuple[Field, ...] = ()
     #: What it says of those before it, names in lower case. See ``proxy.clients.trusted``.
     hearsay: tuple[Field, ...] = ()
+    #: Whether it is too long to be remembered, and so is what is made of it.
+    long: bool = False
 
     def copy(self) -> RequestHead:
         """One of one's own."""
@@ -130,6 +132,7 @@ class RequestHead:
             self.upgrade,
             self.passing,
             self.hearsay,
+            self.long,
         )
 
     def field(self, name: bytes) -> bytes:
@@ -142,7 +145,8 @@ class RequestHead:
         ``decoded``: the body no longer has its Content-Encoding. ``key``: what the engine asks for, unless the client
         has credentials of its own.
         """
-        lines = _first_lines(self.method, self.target, self.passing)
+        first_lines = _first_lines if self.long else _remembered_lines
+        lines = first_lines(self.method, self.target, self.passing)
         if key and not any(name.lower() == b"authorization" for name, _ in self.passing):
             lines += b"Authorization: Bearer %b\r\n" % key.encode("latin-1", "replace")
         if self.content_encoding and not decoded:
@@ -248,10 +252,12 @@ def request_head(method: str, target: str, http11: bool, fields: Fields, authori
     return head
 
 
-@lru_cache(256)
 def _first_lines(method: str, target: str, fields: tuple[Field, ...]) -> bytes:
-    """The same for most requests of a client, as its head is."""
     return b"".join([f"{method} {target} HTTP/1.1\r\n".encode(), *[b"%b: %b\r\n" % pair for pair in fields]])
+
+
+#: They are the same for most requests of a client, as its head is.
+_remembered_lines = lru_cache(256)(_first_lines)
 
 
 def response_head(status: int, reason: str, http11: bool, fields: Fields) -> ResponseHead:

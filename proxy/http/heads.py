@@ -129,7 +129,9 @@ def _parse_request(head: bytes) -> RequestHead:
     authority = b""
     if target[:1] != b"/" and (target != b"*" or method != b"OPTIONS"):
         target, authority = _absolute(method, target)
-    return request_head(method.decode(), target.decode("latin-1"), http11, fields, authority)
+    read = request_head(method.decode(), target.decode("latin-1"), http11, fields, authority)
+    read.long = len(head) > _WORTH_REMEMBERING
+    return read
 
 
 def _refusal(head: bytes, method: bytes, reason: str) -> HeadError:

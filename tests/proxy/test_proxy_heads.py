@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import tracemalloc
 
 import h11
 import pytest
@@ -195,6 +196,17 @@ def test_a_head_that_differs_only_in_its_length_has_its_own_length():
         answer = parse_response(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nA: 1\r\n\r\n" % length)
         assert (answer.length, answer.lines) == (length, b"A: 1\r\n")
         answer.lines += b"B: 2\r\n"
+
+
+def test_nothing_is_remembered_of_long_heads():
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            raw = head_of([("A", f"{number:060000}")])
+            assert b"A: %060000d\r\n" % number in parse_request(raw).for_engine("id", 0, decoded=False)
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=300)
