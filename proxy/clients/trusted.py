@@ -40,7 +40,8 @@ def told(peer: str, hearsay: Sequence[Field], trusted: ClientNetworks) -> Told:
     """What the proxy at ``peer``, which is in ``trusted``, says in the fields ``hearsay`` (names in lower case).
 
     Without a word of a client the request is the proxy's own. Raises ``HeadError`` where the words make no sense, or
-    two fields name different clients: one of them is not the proxy's.
+    two fields name different clients: one of them is not the proxy's. Where both name the same one, either may still be
+    the client's, who knows its own address: of scheme and host is believed what both say.
     """
     forwarded = b",".join(value for name, value in hearsay if name == b"forwarded")
     listed = b",".join(value for name, value in hearsay if name == b"x-forwarded-for")
@@ -51,7 +52,14 @@ def told(peer: str, hearsay: Sequence[Field], trusted: ClientNetworks) -> Told:
     if by_rfc is not None and by_rfc.client != client:
         raise HeadError("Forwarded and X-Forwarded-For name different clients: a proxy sets one and drops the other")
     protocol, host = (_last(hearsay, b"x-forwarded-" + name) for name in (b"proto", b"host"))
-    return Told(client, _secure(protocol), host if is_host(host) else b"")
+    by_list = Told(client, _secure(protocol), host if is_host(host) else b"")
+    if by_rfc is None or by_rfc == by_list:
+        return by_list
+    return Told(
+        client,
+        by_list.secure if by_list.secure == by_rfc.secure else None,
+        by_list.host if by_list.host == by_rfc.host else b"",
+    )
 
 
 def _by_forwarded(value: bytes, trusted: ClientNetworks) -> Told:

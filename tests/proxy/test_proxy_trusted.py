@@ -116,10 +116,34 @@ def test_nobody_passes_for_another_whatever_he_sends(claim):
 
 
 def test_two_fields_that_agree_are_one_word():
-    fields = [(b"forwarded", f"for={CLIENT};proto=https".encode()), (b"x-forwarded-for", f"{OTHER}, {CLIENT}".encode())]
-    assert believed(*fields, (b"x-forwarded-proto", b"http, https"), (b"x-forwarded-host", b"a.example")) == Told(
+    rfc = (b"forwarded", f"for={CLIENT};proto=https;host=a.example".encode())
+    listed = (b"x-forwarded-for", f"{OTHER}, {CLIENT}".encode())
+    assert believed(rfc, listed, (b"x-forwarded-proto", b"http, https"), (b"x-forwarded-host", b"a.example")) == Told(
         CLIENT, True, b"a.example"
     )
+
+
+_SAID = st.sampled_from(["", "https", "http", "ftp"]), st.sampled_from(["", "evil.example", "a.example"])
+
+
+@given(*_SAID, *_SAID)
+def test_nobody_chooses_scheme_or_host_with_the_field_that_his_proxy_does_not_set(his_scheme, his_host, scheme, host):
+    """It passes that field on, and he gives his own address there, so that the two fields agree on him."""
+
+    def listed(scheme, host):
+        fields = [("for", CLIENT), ("proto", scheme), ("host", host)]
+        return [(f"x-forwarded-{name}".encode(), value.encode()) for name, value in fields if value]
+
+    def rfc(scheme, host):
+        pairs = [("for", CLIENT), ("proto", scheme), ("host", host)]
+        return [(b"forwarded", ";".join(f"{name}={value}" for name, value in pairs if value).encode())]
+
+    for proxys, his in ((listed, rfc), (rfc, listed)):
+        told_by_proxy = believed(*proxys(scheme, host))
+        found = believed(*proxys(scheme, host), *his(his_scheme, his_host))
+        assert found.client == CLIENT
+        assert found.secure in (None, told_by_proxy.secure)
+        assert found.host in (b"", told_by_proxy.host)
 
 
 def sent(engine, name: str) -> list[str]:
