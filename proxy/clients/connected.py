@@ -84,24 +84,26 @@ class ClientServer:
             full = f"this port serves {spec.max_connections} connections at a time"
             return ProxyError(503, "too_many_connections", full, retry_after=1.0)
         if self.trusted is not None and self.trusted.has(connection.peer):
+            connection.of_proxy = True
             return None
-        return self._count(connection, connection.peer)
+        return self.count(connection, connection.peer)
 
     def unwelcome(self, connection: ClientConnection, client: str) -> ProxyError | None:
         """Why the request of a trusted proxy's client is not served; where it is, it is counted until it ends."""
         if self.networks is not None and not self.networks.has(client):
             return _not_allowed(client)
         self.uncount(connection)  # for itself, from the time before its network was trusted
-        return self._count(connection, client)
+        return self.count(connection, client)
 
-    def _count(self, connection: ClientConnection, address: str) -> ProxyError | None:
+    def count(self, connection: ClientConnection, client: str) -> ProxyError | None:
+        """Why a client (its address) is not served; where it is, the connection counts as its, until ``uncount``."""
         limit = self.spec.max_connections_per_client
-        if limit and (client := client_of(address)):
-            if self._crowd.has(client) >= limit:
+        if limit and (who := client_of(client)):
+            if self._crowd.has(who) >= limit:
                 full = f"this port serves {limit} connections of one client at a time"
                 return ProxyError(429, "too_many_connections", full, retry_after=1.0)
-            self._crowd.add(client)
-            connection.counted_as = client
+            self._crowd.add(who)
+            connection.counted_as = who
         return None
 
     def uncount(self, connection: ClientConnection) -> None:

@@ -61,6 +61,8 @@ class Server(Protocol):
 
     def unwelcome(self, connection: ClientConnection, client: str) -> ProxyError | None: ...
 
+    def count(self, connection: ClientConnection, client: str) -> ProxyError | None: ...
+
     def uncount(self, connection: ClientConnection) -> None: ...
 
     def add_surplus(self, connection: ClientConnection) -> bool: ...
@@ -81,6 +83,8 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         #: The client that it counts for, where there is a limit.
         self.counted_as = b""
+        #: Whether it is, or was a request ago, a trusted proxy's, and so does not count for itself.
+        self.of_proxy = False
         #: Whether nobody is there to be answered.
         self.gone = False
         self._lost = False
@@ -277,9 +281,14 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_head(error)
             return
         if heard is not None:
-            self._proxied = True
+            self._proxied = self.of_proxy = True
             if (unwelcome := self._server.unwelcome(self, heard.client)) is not None:
                 self.refuse(unwelcome, client=heard.client)
+                return
+        elif self.of_proxy:
+            self.of_proxy = False
+            if (one_too_many := self._server.count(self, self.peer)) is not None:
+                self.refuse(one_too_many)
                 return
         self._deadline = None
         if not self._heard:

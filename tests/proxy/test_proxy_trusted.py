@@ -259,3 +259,24 @@ async def test_a_reload_that_trusts_a_proxy_counts_what_it_had_no_more(rig, monk
     rig.reconfigure(**MANAGED)
     assert (await health(rig, proxy, CLIENT)).status == 200
     assert rig.proxy._server._crowd._counts == {}
+
+
+async def test_a_reload_that_trusts_a_proxy_no_more_counts_its_connections_from_their_next_request(rig, monkeypatch):
+    monkeypatch.setattr("proxy.clients.connected.client_of", lambda peer: peer.encode())
+    before = await rig.connect()  # counted, until its network is trusted
+    assert (await health(rig, before)).status == 200
+    rig.reconfigure(**MANAGED, max_connections_per_client=2)
+    quiet, last = await rig.connect(), await rig.connect()
+    for connection in (before, last):
+        assert (await health(rig, connection, CLIENT)).status == 200
+    rig.reconfigure(trusted_proxies=())
+    assert rig.proxy._server._crowd._counts == {}
+    for connection in (before, quiet, before):
+        assert (await health(rig, connection)).status == 200
+    assert rig.proxy._server._crowd._counts == {b"127.0.0.1": 2}
+    refused = await health(rig, last)
+    assert (refused.status, refused.header("connection")) == (429, "close")
+    await last.closed()
+    rig.reconfigure(**MANAGED)  # and trusted once more
+    assert (await health(rig, quiet, CLIENT)).status == 200
+    assert rig.proxy._server._crowd._counts == {b"127.0.0.1": 1}
