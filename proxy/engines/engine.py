@@ -60,7 +60,9 @@ class EngineConnection(asyncio.Protocol):
             talk.misunderstood(error)
 
     def eof_received(self) -> None:
+        # It has no more to say. Closing would wait until it has read the rest of a request that it need not read.
         self.closed = True
+        self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
@@ -79,8 +81,8 @@ class EngineConnection(asyncio.Protocol):
             self._talk.push()
 
     def hold(self) -> None:
-        """Stop reading."""
-        if self._reading and not self.closed:
+        """Stop reading; one that is free is read, or whoever has it next would wait for a client that is not theirs."""
+        if self._reading and self._talk is not None and not self.closed:
             self._reading = False
             self.transport.pause_reading()
 
@@ -258,8 +260,7 @@ class Conversation:
         framed = client.chunked and self._chunks is not None
         try:
             self._attach(self._to_client_framed if framed else self._to_client)
-            if not self.done:  # else it is free: whoever has it next would wait for this client
-                client.connect(self.connection)
+            client.connect(self.connection)
             while not self.done:
                 await self._wait()
         finally:
