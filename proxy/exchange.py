@@ -213,8 +213,8 @@ class Client(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
-    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> None:
-        """Send the whole response, whose length its head tells."""
+    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> int:
+        """Send the whole response, whose length its head tells; returns how many bytes of the body: none to a HEAD."""
         ...
 
     def end(self) -> None:

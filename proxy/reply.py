@@ -53,8 +53,7 @@ class Reply:
 
     def whole(self, head: ResponseHead, body: bytes, extra: bytes = b"") -> None:
         """Send a response that is here from its head to its last byte, without waiting."""
-        self._client.whole(head, self._lines(head, extra), body)
-        self._outcome.bytes_sent += len(body)
+        self._outcome.bytes_sent += self._client.whole(head, self._lines(head, extra), body)
 
     def _lines(self, head: ResponseHead, extra: bytes) -> bytes:
         """All lines of a head that is about to be sent."""

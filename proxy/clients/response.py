@@ -74,13 +74,15 @@ class HttpClient:
             if self._connection.write_paused:
                 await self.drained()
 
-    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> None:
-        """Send the whole response, whose length its head tells."""
+    def whole(self, head: ResponseHead, lines: bytes, body: bytes) -> int:
+        """Send the whole response, whose length its head tells; returns how many bytes of the body: none to a HEAD."""
         self._begin(head, lines)
-        if not self._bodiless:
+        sent = 0 if self._bodiless else len(body)
+        if sent:
             self._pending += body
         self.over = True
         self._flush()
+        return sent
 
     def _begin(self, head: ResponseHead, lines: bytes) -> None:
         """The head, to be sent with what follows."""

@@ -122,6 +122,15 @@ async def test_what_is_no_request_is_one_line_too(rig, lines):
     assert "cannot parse the request" in fields["detail"]
 
 
+async def test_an_answer_to_head_has_the_length_of_a_body_of_which_nothing_is_sent(rig, lines):
+    for asked, (path, status) in enumerate([("/v1/models", 200), ("/nowhere", 404)]):
+        answered = [await rig.get(path, method) for method in ("GET", "HEAD")]
+        assert [answer.status for answer in answered] == [status, status]
+        assert int(answered[1].header("content-length")) > 0
+        told = await lines(2 * asked + 2)
+        assert [fields["bytes"] for fields in told[-2:]] == [len(answered[0].body), 0]
+
+
 VALUES = ["r0", "a=b", 'a"b', "a\\b", "a b", "ü", "\n", "\ud800", "a" * 1000, "a" * 1001]
 #: As a whole line is read: a name, and a value that is plain or in JSON's quotes.
 SAID = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^" ]+)(?: |$)')
