@@ -37,6 +37,8 @@ from stubengine import PLAIN, SILENT, TICKS, TOGETHER, engine
 
 SCRIPT = str(Path(__file__).resolve())
 REPOSITORY = Path(__file__).resolve().parents[2]
+#: Events of each stream that are not counted: while others are still being opened.
+UNDER_WAY = 5
 
 
 # our proxy
@@ -172,19 +174,22 @@ class Load(asyncio.Protocol):
         self.delays: list[float] = []
         self.ended: asyncio.Future[float] | None = None
         self.first: asyncio.Future[float] | None = None
+        self.under_way: asyncio.Future[float] | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for waiter in (self.ended, self.first):
+        for waiter in (self.ended, self.first, self.under_way):
             if waiter is not None and not waiter.done():
                 waiter.set_exception(ConnectionError(f"the peer closed: {exc} {self.buffer[:300]!r}"))
 
     def ask(self, request: bytes) -> asyncio.Future[float]:
         loop = asyncio.get_running_loop()
-        self.ended, self.first, self.head, self.buffer = loop.create_future(), loop.create_future(), None, b""
-        self.first.add_done_callback(lambda first: first.exception() if not first.cancelled() else None)
+        self.ended, self.head, self.buffer = loop.create_future(), None, b""
+        self.first, self.under_way = loop.create_future(), loop.create_future()
+        for waiter in (self.first, self.under_way):  # whoever asks need not be waiting for it
+            waiter.add_done_callback(lambda done: done.exception() if not done.cancelled() else None)
         self.transport.write(request)
         return self.ended
 
@@ -211,6 +216,8 @@ class Load(asyncio.Protocol):
             self.delays.append(now - float(sent))
             if not self.first.done():
                 self.first.set_result(now)
+            if len(self.delays) >= UNDER_WAY and not self.under_way.done():
+                self.under_way.set_result(now)
         if self.buffer.endswith(b"0\r\n\r\n"):
             self.ended.set_result(now)
         self.buffer = self.buffer[-8:] if b'"t":' not in self.buffer[-60:] else self.buffer[-60:]
@@ -277,16 +284,21 @@ async def throughput(peer: Peer, seconds: float, at_once: int = 64) -> tuple[flo
 
 
 async def streams(peer: Peer, number: int, events: int) -> tuple[float, float, float]:
-    """CPU seconds per event, and the median and 99th percentile of an event's way."""
+    """CPU seconds per event, and the median and 99th percentile of an event's way, once all streams are under way.
+
+    What it takes to open them is in other columns (requests, first bytes at once).
+    """
     loads = await connected(peer.port, number)
     asked = request(TICKS, events)
-    cpu = peer.cpu()
-    await asyncio.gather(*(load.ask(asked) for load in loads))
+    ended = asyncio.gather(*(load.ask(asked) for load in loads))
+    await asyncio.gather(*(load.under_way for load in loads if load.under_way is not None))
+    cpu, before = peer.cpu(), [len(load.delays) for load in loads]
+    await ended
     used = peer.cpu() - cpu
-    delays = sorted(delay for load in loads for delay in load.delays)
+    delays = sorted(delay for load, seen in zip(loads, before, strict=True) for delay in load.delays[seen:])
     for load in loads:
         load.transport.abort()
-    return used / (number * events), delays[len(delays) // 2], delays[int(len(delays) * 0.99)]
+    return used / len(delays), delays[len(delays) // 2], delays[int(len(delays) * 0.99)]
 
 
 async def fan_in(peer: Peer, number: int, engines: int) -> float:
@@ -319,7 +331,7 @@ async def measure(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
     rate, cpu = await throughput(peer, options.seconds)
     found["req/s c=64"], found["CPU us/req"] = rate, 1e6 * cpu
     if not options.quick:
-        cpu, middle, slow = await streams(peer, 256, 100)
+        cpu, middle, slow = await streams(peer, 256, 300)
         found["CPU us/event"], found["event p50 us"], found["event p99 us"] = 1e6 * cpu, 1e6 * middle, 1e6 * slow
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(20):
