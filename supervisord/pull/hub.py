@@ -208,11 +208,15 @@ class Here:
                 raise OSError(errno.ENOSPC, text)
 
     def clear(self) -> None:
-        """Take away the parts of files that this run made and that no later one can go on with."""
+        """Take away the parts of files that this process is writing and that no later one can go on with.
+
+        Another pull, or the engine itself, may be writing beside them: the client has its part open until it is whole.
+        """
+        opened = {os.path.realpath(descriptor) for descriptor in self._files(Path("/proc/self/fd"))}
         for folder in self._folders:
             for file in self._files(folder):
-                if file not in self._old and _is_nobodys(file) and (folder, file.name.split(".")[0]) in self._sizes:
-                    file.unlink()
+                if _is_nobodys(file) and os.path.realpath(file) in opened:
+                    file.unlink(missing_ok=True)
 
     @staticmethod
     def _files(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,22 +37,33 @@ class Pull:
     def __init__(self, hub: Hub, home: Path) -> None:
         self.home = home
         self.env = {"HOME": str(home), "HF_ENDPOINT": hub.address, "PATH": os.environ["PATH"]}
+        self.started: list[subprocess.Popen[str]] = []
 
     def __call__(self, name: str = "org/m", *, token: str = "", **changes: object) -> list[dict]:
         """Its events but for progress."""
-        repository = {"name": name, "revision": "", "weights": "auto", "directory": "", "ignore": []} | changes
-        ended = subprocess.run(
-            [sys.executable, script.__file__],
-            input=json.dumps({"repositories": [repository], "token": token}),
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        events = [json.loads(line) for line in ended.stdout.splitlines()]
-        assert events, ended.stderr
-        assert ended.returncode == (1 if events[-1]["event"] == "failed" else 0)
+        process = self.start(name, token=token, **changes)
+        out, err = process.communicate()
+        events = [json.loads(line) for line in out.splitlines()]
+        assert events, err
+        assert process.returncode == (1 if events[-1]["event"] == "failed" else 0)
         return [event for event in events if event["event"] != "progress"]
+
+    def start(self, name: str = "org/m", *, token: str = "", **changes: object) -> subprocess.Popen[str]:
+        """One that is under way, and has its job."""
+        repository = {"name": name, "revision": "", "weights": "auto", "directory": "", "ignore": []} | changes
+        process = subprocess.Popen(
+            [sys.executable, script.__file__],
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process.stdin as stdin:
+            stdin.write(json.dumps({"repositories": [repository], "token": token}))
+        process.stdin = None
+        self.started.append(process)
+        return process
 
     def failure(self, *words: str, **changes: object) -> tuple[str, str]:
         [event] = self(*words, **changes)
@@ -59,8 +71,12 @@ class Pull:
 
 
 @pytest.fixture
-def pull(hub: Hub, tmp_path: Path) -> Pull:
-    return Pull(hub, tmp_path)
+def pull(hub: Hub, tmp_path: Path) -> Iterator[Pull]:
+    pull = Pull(hub, tmp_path)
+    yield pull
+    for process in pull.started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +129,35 @@ def test_token_of_the_environment_of_a_login_and_of_the_options_opens_what_is_ga
     del pull.env["HF_TOKEN"]
     (pull.home / ".cache/huggingface/token").write_text("good\n")
     assert pull()[0]["event"] == "pulled"
+
+
+def test_a_pull_that_is_ended_takes_its_own_half_file_away_and_nobody_elses(hub, pull):
+    hub.repos["org/m"] = Repo({"main": {"model.safetensors": b"weights"}})
+    hub.hold.add("model.safetensors")
+    first = pull.start()
+    assert hub.held.wait(10)
+    [own] = pull.home.rglob("*.incomplete")
+    # Of another pull of the same thing, or of the engine, that began later.
+    others = own.with_name(f"{own.name.split('.')[0]}.01234567.incomplete")
+    others.write_bytes(b"half")
+    first.terminate()
+    first.communicate()
+    assert first.returncode == 128 + signal.SIGTERM
+    assert list(pull.home.rglob("*.incomplete")) == [others]
+
+
+def test_of_two_pulls_of_the_same_thing_one_that_is_ended_costs_the_other_nothing(hub, pull):
+    hub.hold.add("model.safetensors")
+    first = pull.start()
+    assert hub.held.wait(10)
+    second = pull.start()  # waits for the first, for as long as that has the file
+    first.terminate()
+    first.communicate()
+    hub.release.set()
+    out, err = second.communicate()
+    assert json.loads(out.splitlines()[-1])["event"] == "pulled", err
+    assert hub.fetched().count("org/m/model.safetensors") == 2
+    assert not list(pull.home.rglob("*.incomplete"))
 
 
 def test_each_refusal_of_the_hub_has_its_code_and_says_whether_a_token_was_sent(hub, pull):
