@@ -8,7 +8,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supervisord.bus.client import DaemonAbsent
@@ -39,6 +39,9 @@ class Source:
 def run_logs(session: Session) -> Exit:
     """Show them; with ``-f`` until Ctrl-C. Becomes the journalctl or tail that does it, where one is enough."""
     units = _units(session)
+    if not session.system and not session.env.get("XDG_RUNTIME_DIR"):
+        # By it systemctl finds the user's manager; cron, su and some ssh do not set it.
+        session = replace(session, env={**session.env, "XDG_RUNTIME_DIR": f"/run/user/{session.uid}"})
     sources = find_sources(session, units)
     journal = [source.unit for source in sources if not source.file and not source.lost]
     commands: list[list[str]] = []
@@ -109,7 +112,10 @@ def find_sources(session: Session, units: Sequence[str]) -> list[Source]:
     """Ask systemd where each unit's output goes."""
     shown = _output(session, "show", "-p", "Id,StandardOutput,MainPID", *units)
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in shown.split("\n\n")]
-    if len(blocks) != len(units):  # no service manager: the journal may still be there
+    if not shown or len(blocks) != len(units):  # no service manager: the journal may still be there
+        runtime = "" if session.system else f" (is XDG_RUNTIME_DIR that of their user, as /run/user/{session.uid} is?)"
+        why = f"cannot ask the service manager where they log to, so what is not in the journal is not shown{runtime}."
+        session.console.note(f"vllmctl: {', '.join(units)}: {why}")
         return [Source(unit) for unit in units]
     return [_source(session, unit, block) for unit, block in zip(units, blocks, strict=True)]
 

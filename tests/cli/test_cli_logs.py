@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -199,3 +200,25 @@ def test_a_unit_that_throws_its_output_away_is_told(vllmctl, supervisor, machine
     code, _, err = run(vllmctl, "chat-a")
     assert code == 1
     assert "vllm@chat-a.service: throws its output away" in err
+
+
+def test_without_a_session_the_service_manager_is_looked_for_where_logind_has_it(vllmctl, supervisor, machine):
+    machine.unit("vllm@chat-a.service")
+    with (machine.folder / "systemctl").open("a") as program:
+        program.write(f'echo "told $XDG_RUNTIME_DIR" >> {machine.asked}\n')
+    for given, told in ((None, f"/run/user/{os.getuid()}"), ("", f"/run/user/{os.getuid()}"), ("/x", "/x")):
+        vllmctl.env.pop("XDG_RUNTIME_DIR", None)
+        if given is not None:
+            vllmctl.env["XDG_RUNTIME_DIR"] = given
+        assert run(vllmctl, "chat-a") == (0, "a journal line\n", "")
+        assert machine.commands("told")[-1] == f"told {told}"
+
+
+def test_where_the_service_manager_cannot_be_asked_it_says_what_is_not_shown(vllmctl, supervisor, machine):
+    machine.program("systemctl", "echo Failed to connect to bus: No medium found >&2; exit 1")
+    code, out, err = run(vllmctl, "chat-a")
+    assert (code, out) == (0, "a journal line\n")
+    assert err == (
+        "vllmctl: vllm@chat-a.service: cannot ask the service manager where they log to, so what is not in the journal "
+        f"is not shown (is XDG_RUNTIME_DIR that of their user, as /run/user/{os.getuid()} is?).\n"
+    )

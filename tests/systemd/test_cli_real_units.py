@@ -30,10 +30,11 @@ def vllmctl(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
 
-    def run(*argv):
+    def run(*argv, without=()):
         ended = subprocess.run(
             [sys.executable, "-m", "supervisord.cli.main", *argv, "--config", str(config)],
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name not in without},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -126,6 +127,8 @@ def test_logs_of_a_unit_that_appends_to_a_file_come_from_there(vllmctl, unit_dir
     unit_dir.service("cli-own.service", "/bin/echo loading", "Type=oneshot", "StandardOutput=append:%t/%N.log")
     systemctl("start", "cli-own.service")
     assert vllmctl("logs", "own") == (0, "loading\n", "")
+    # As cron has it.
+    assert vllmctl("logs", "own", without=("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")) == (0, "loading\n", "")
     log.unlink()
 
 
