@@ -15,8 +15,10 @@ REPLICA_NAME = Form(
     r"[A-Za-z0-9][A-Za-z0-9_.-]*",
     "a replica's name: letters, digits, '_', '.' and '-', beginning with a letter or digit",
 )
+#: With "-" in front systemd would take it too, but its tools would take it for an option.
 UNIT = Form(
-    r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.@\\-]+)?\.service", "the name of a systemd service, e.g. chat-a.service"
+    r"[A-Za-z0-9:_.\\][A-Za-z0-9:_.\\-]*(?:@[A-Za-z0-9:_.@\\-]+)?\.service",
+    "the name of a systemd service (one that does not begin with '-'), e.g. chat-a.service",
 )
 ENDPOINT = Form(
     r"(?:http://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}|unix:/[^\x00]+)",

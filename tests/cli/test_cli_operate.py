@@ -69,6 +69,13 @@ def test_what_argparse_refuses_exits_2(vllmctl, argv, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("command", ["sleep", "wake", "up", "down", "restart", "drain"])
+def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(vllmctl, control, command):
+    ended = vllmctl(command, "--", "-x")
+    assert (ended.code, control.commands) == (4, [])
+    assert "There is no model or replica named '-x'." in ended.err
+
+
 def test_a_name_that_is_a_model_and_another_models_replica_is_refused(vllmctl, control, supervisor):
     supervisor.do(lambda: control.set_replica("chat-b", name="ocr"))
     ended = vllmctl("down", "ocr")

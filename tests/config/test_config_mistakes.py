@@ -187,7 +187,11 @@ SERVE = '[models.chat.serve]\nmodel = "m"\n'
         ),
         (
             "[models.chat.replicas.a]\nunit = 'a'\nendpoint = 'unix:/a'",
-            "[models.chat.replicas.a] unit: 'a' is not the name of a systemd service, e.g. chat-a.service",
+            "[models.chat.replicas.a] unit: 'a' is not the name of a systemd service (one that does not begin with '-'), e.g. chat-a.service",
+        ),
+        (
+            "[models.chat.replicas.a]\nunit = '-.service'\nendpoint = 'unix:/a'",
+            "[models.chat.replicas.a] unit: '-.service' is not the name of a systemd service (one that does not begin with '-'), e.g. chat-a.service",
         ),
         (
             "[models.chat.replicas.a]\nunit = 'vllm@a.service'\nendpoint = 'unix:/a'",
