@@ -20,6 +20,9 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 _OPCODES = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
 _DATA = frozenset({CONTINUATION, TEXT, BINARY})
 
+#: By the second byte of a head: the bytes of the whole frame; 0 where it is too long to be told there.
+_SHORT = [0 if second & 0x7F > MOST_CONTROL else 2 + (second & 0x7F) + (second >> 7) * 4 for second in range(256)]
+
 # Close codes (RFC 6455 7.4.1, and IANA's registry for 1012 and 1013).
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, UNSUPPORTED_DATA = 1000, 1001, 1002, 1003
 POLICY_VIOLATION, TOO_BIG, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER = 1008, 1009, 1011, 1012, 1013
@@ -163,6 +166,13 @@ class Frames:
                 self._left -= step
                 at += step
             else:
+                # A short frame that is here as a whole, looked at in place: a client may send nothing but such.
+                if end - at > 1 and (short := _SHORT[data[at + 1]]) and end - at >= short and data[at] & 0x0F != CLOSE:
+                    if data[at] & 0x0F in _DATA:
+                        self.messages += 1
+                        self._open = data[at] < 0x80
+                    at += short
+                    continue
                 head = read_head(data, at)
                 if head is None:
                     self._head = data[at:]

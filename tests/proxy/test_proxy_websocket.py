@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,20 @@ def test_frames_are_followed_wherever_they_are_cut(frames: list[Frame], mask: bo
     closes = [close_code(f.data) for f in frames if f.opcode is Opcode.CLOSE]
     assert follower.close == (closes[0] if closes else None)
     assert follower.between_messages is not bool(closes)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.TEXT, Opcode.CONT])
+def test_short_frames_that_are_there_as_a_whole_cost_no_call_each(opcode: Opcode):
+    """A client may send nothing else, and forty thousand of them are one read of the socket."""
+    raw = Frame(opcode, b"").serialize(mask=True) * 1000 + Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True)
+    follower, calls = Frames(), []
+    sys.setprofile(lambda frame, event, what: calls.append(event))
+    try:
+        follower.feed(raw)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 50
+    assert (follower.messages, follower.close) == (0 if opcode is Opcode.PING else 1000, 1000)
 
 
 @given(conversations(), st.booleans(), st.data())
