@@ -312,6 +312,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self.gone = True
+        if self._source is not None:
+            self._source.hold()  # nothing can be written from now on, and the handler has its next turn later
         if self.task is not None:
             self._server.tasks.add(self.task)
             self.task.add_done_callback(self._server.tasks.discard)

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 from proxyrig import CHAT, PATIENCE, STREAM, chunk, event_stream_head, reply_bytes, request_bytes
 
+from supervisord.core.admission import Ending
+
 
 @contextlib.asynccontextmanager
 async def stalling(rig, request: bytes) -> AsyncIterator[socket.socket]:
@@ -82,3 +84,22 @@ async def test_an_engine_that_ends_its_side_and_reads_no_more_is_not_waited_for(
         assert json.loads(answer.body.rstrip().rpartition(b"data: ")[2])["error"]["code"] == "upstream_failed"
     else:
         assert answer.status == 502
+
+
+async def test_what_an_engine_sends_while_its_client_leaves_is_written_to_nobody(rig, tmp_path):
+    async def answer(request, connection):
+        await connection.send(event_stream_head())
+        while True:
+            await connection.send(chunk(b"data: 1\n\n"))
+            await asyncio.sleep(0)
+
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    await rig.engine("a", answer, path=str(tmp_path / "e"))
+    for number in range(30):
+        client = await rig.send(request_bytes(STREAM))
+        await client.head()
+        client.reset()
+        await rig.until(lambda number=number: len(rig.admission.finished) > number)
+    assert {ending for _, ending in rig.admission.endings} == {Ending.CLIENT_GONE}
+    assert not failures
