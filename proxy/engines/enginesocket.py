@@ -74,8 +74,9 @@ class EngineSocket(asyncio.Protocol):
         self.release()
 
     def write(self, data: bytes) -> None:
-        """Send bytes as they are."""
-        self.transport.write(data)
+        """Send bytes as they are; to nobody, where the engine is gone and the session has not heard of it yet."""
+        if not self._closed:
+            self.transport.write(data)
 
     def hold(self) -> None:
         """Stop reading."""

@@ -50,6 +50,22 @@ async def test_an_engine_that_dies_within_the_session_is_told_by_an_event_and_10
     assert not rig.failovers
 
 
+async def test_who_is_talking_while_the_engine_dies_is_told_so(rig: Rig):
+    realtime = Realtime()
+    await rig.engine("a", realtime)
+    for _ in range(5):
+        client = await greeted(rig, "/v1/realtime?model=m")
+        engine = await realtime.peer()
+        answer = asyncio.create_task(client.event())
+        engine.connection.reset()
+        while not answer.done():
+            client.connection.writer.write(text(UPDATE, mask=True))
+            await asyncio.sleep(0)
+        assert answer.result()["code"] == "upstream_failed"
+        assert await client.close_code() == 1011
+        await client.gone()
+
+
 async def test_an_engine_that_dies_between_the_frames_of_a_message_is_told_by_1011_alone(rig: Rig):
     client, engine = await in_session(rig)
     await engine.send(text(b'{"type":', fin=False, mask=False))
