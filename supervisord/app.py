@@ -30,6 +30,7 @@ from supervisord.credentials import CredentialKeeper
 from supervisord.effects import Effects, replicas_of
 from supervisord.engine.inspect import ProcessInspector
 from supervisord.fleet_events import FleetEvents
+from supervisord.heap import keep_freed_memory
 from supervisord.heartbeat import Heartbeat
 from supervisord.launcher.started import read_all
 from supervisord.listeners import SOCKET_UNIT, STATUS_FD_NAME, ListenFailed, address_of, listening
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``vllm-supervisord``."""
     options = _parser().parse_args(argv)
     set_up_logging(getattr(logging, options.log_level.upper()), os.environ)
+    keep_freed_memory()
     notifier = Notifier()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

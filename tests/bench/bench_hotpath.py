@@ -281,12 +281,14 @@ def main() -> None:
     options = parser.parse_args()
     sys.path[:0] = [str(options.checkout.resolve()), str(HERE)]
     import uvloop
+    from bench_relay import set_up_heap
 
     from supervisord.sd.journal import set_up_logging
 
     log_to = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
     set_up_logging(logging.INFO, {})
     logging.getLogger().handlers[0].setStream(log_to)  # type: ignore[attr-defined]
+    set_up_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(options))
 

@@ -5,7 +5,8 @@
 wake     what a wake on request takes above the engine's own 100 ms: p50 and p99, without and with the canary. The
          same request to the awake engine, just after, is the baseline and is taken off.
 burst    1,000 simultaneous requests to a sleeping model: wakes and answers counted.
-idle     memory and CPU of the daemon, with two sleeping-when-idle replicas, over a minute without a request.
+idle     memory and CPU of the daemon, with two sleeping-when-idle replicas, over a minute without a request; and its
+         memory after 64 requests of 400 kB at once.
 waiters  memory of the daemon per connection while 10,000 wait for a wake.
 """
 
@@ -101,6 +102,11 @@ async def idle(product: Product) -> None:
     cpu, rss, pss = usage(pid)
     share = 100 * (cpu - before) / (time.monotonic() - began)
     print(f"idle: RSS {rss / 1e6:.1f} MB, PSS {pss / 1e6:.1f} MB, CPU {share:.2f} % of one core over 60 s", flush=True)
+    async with product.clients() as clients:
+        answers = await asyncio.gather(*(clients.ask("plain", "word " * 80_000, tokens=1) for _ in range(64)))
+        assert all(a.status == 200 for a in answers), Counter(a.status for a in answers)
+    await until(lambda: not _children(pid), "the command worker ends by itself", limit=120)
+    print(f"idle: RSS {usage(pid)[1] / 1e6:.1f} MB after 64 requests of 400 kB at once", flush=True)
 
 
 def _children(pid: int) -> str:

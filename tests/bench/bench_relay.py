@@ -44,6 +44,16 @@ UNDER_WAY = 5
 # our proxy
 
 
+def set_up_heap() -> None:
+    """As the daemon does, where the measured checkout has it; an editable installation would take it from its own."""
+    import supervisord
+
+    if Path(supervisord.__file__).with_name("heap.py").exists():
+        from supervisord.heap import keep_freed_memory
+
+        keep_freed_memory()
+
+
 async def serve(port: int, engines: list[int]) -> None:
     from awake import awake
 
@@ -52,6 +62,7 @@ async def serve(port: int, engines: list[int]) -> None:
     from supervisord.sd.journal import set_up_logging
 
     set_up_logging(logging.INFO, {})
+    set_up_heap()
     replicas = tuple(
         ReplicaSpec(f"r{n}", "m", f"u{n}.service", f"http://127.0.0.1:{number}") for n, number in enumerate(engines)
     )
