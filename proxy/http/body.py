@@ -6,6 +6,7 @@ unnamed temporary file, which no crash can leave behind.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,25 +45,27 @@ class Body:
         return self._file is not None
 
     def append(self, data: bytes) -> None:
-        """Add bytes; raises ``ProxyError`` 413 past the limit."""
+        """Add bytes; raises ``ProxyError``: 413 past the limit, 503 where the file has no room."""
         self.size = size = self.size + len(data)
         if size > self._limit:
             raise too_large(self._limit)
-        if self._spool_after is not None and size > self._spool_after and self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-            self._file.write(self._memory)
-            self._memory = bytearray()
-        if self._file is None:
+        if self._file is None and (self._spool_after is None or size <= self._spool_after):
             self._memory += data
-        else:
+            return
+        with _room():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+                self._file.write(self._memory)
+                self._memory = bytearray()
             self._file.write(data)
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``; shorter at the end of the body."""
+        """Bytes ``start`` to ``end``; shorter at the end of the body. Raises 503 as ``append``, for what it put off."""
         if self._file is None:
             return bytes(memoryview(self._memory)[start:end])
-        self._file.seek(start)
-        return self._file.read(max(0, end - start))
+        with _room():
+            self._file.seek(start)
+            return self._file.read(max(0, end - start))
 
     def text_bytes(self) -> bytearray:
         """The whole body, not copied where it is in memory. Not to be changed."""
@@ -100,7 +103,8 @@ class Body:
     def close(self) -> None:
         """Give memory and file back; the body is empty afterwards."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # it is closed, and had no room for the last bytes
+                self._file.close()
             self._file = None
         self._memory = bytearray()
         self.size = 0
@@ -110,6 +114,16 @@ class Body:
         for at in range(start, end, PIECE):
             stop = min(at + PIECE, end)
             yield self.read(at, stop) if self._file is not None else view[at:stop]
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """A disk that is full is neither the client's fault nor the port's end."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot keep the request body in a file: {error.strerror or error}"
+        raise ProxyError(503, "out_of_resources", reason, retry_after=1.0) from None
 
 
 def too_large(limit: int) -> ProxyError:

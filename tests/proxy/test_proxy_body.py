@@ -3,6 +3,8 @@
 import json
 import os
 from collections import Counter
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -187,6 +189,23 @@ def test_a_needle_across_two_pieces_of_a_file_is_found():
     assert body.find(b"needle", 0) == PIECE - 3
     assert body.find(b"needle", PIECE - 2) == -1
     body.close()
+
+
+@pytest.mark.parametrize("buffered", [8192, 4_000_000])  # it shows within the upload, or when that is looked through
+async def test_an_upload_for_which_the_disk_has_no_room_is_503_and_reaches_nobody(rig, monkeypatch, buffered):
+    full = partial(Path("/dev/full").open, "w+b", buffering=buffered)
+    monkeypatch.setattr("proxy.http.body.tempfile.TemporaryFile", full)
+    await rig.engine()
+    body = form(("name=model", b"m"), ('name="file"; filename="a"', b"a" * 2_000_000))
+    client = await rig.send(
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{FORM}Content-Length: {len(body)}\r\n\r\n".encode() + body[:100]
+    )
+    await client.send(body[100:])
+    answer = await client.response()
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "out_of_resources")
+    assert "No space left on device" in answer.json()["error"]["message"]
+    assert answer.header("retry-after") == "1"
+    assert rig.admission.admitted == []
 
 
 async def test_an_engine_that_answers_before_it_has_the_whole_body_is_heard(rig):
