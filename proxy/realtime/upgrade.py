@@ -102,5 +102,8 @@ def _is_key(value: str) -> bool:
 def _may(origin: str, hosts: list[str], origins: Collection[str]) -> bool:
     if "*" in origins or origin.lower() in {known.lower() for known in origins}:
         return True
-    page = urlsplit(origin)
+    try:
+        page = urlsplit(origin)
+    except ValueError:  # a bracket that belongs to no address
+        return False
     return page.scheme in ("http", "https") and [page.netloc.lower()] == [host.lower() for host in hosts]

@@ -112,6 +112,8 @@ async def test_an_engine_that_switches_protocols_on_another_route_is_not_followe
         ("http://evil.test", (), 403),
         ("null", (), 403),
         ("file://", (), 403),
+        ("http://[", (), 403),
+        ("http://[proxy.test]", (), 403),
         ("http://app.test:3000", ("http://app.test:3000",), 101),
         ("http://app.test:3001", ("http://app.test:3000",), 403),
         ("null", ("null",), 101),
