@@ -8,7 +8,6 @@ that replica only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +31,6 @@ _MOST = 8 * 1024 * 1024
 
 _UNFINISHED = ("queued", "in_progress")
 _FAILURES = (ConnectFailed, NoFirstByte, UpstreamBroken, LocalFault, TimeoutError)
-_UNREADABLE = (*_FAILURES, ValueError)
 
 
 class StoredResponses:
@@ -124,7 +122,7 @@ class StoredResponses:
 
     async def _watch(self, place: Running, question: Exchange, lease: Lease) -> None:
         try:
-            while self._is_there(place) and await self._status(place, question) in _UNFINISHED:  # noqa: ASYNC110
+            while self._is_there(place) and await self._is_unfinished(place, question):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK)  # what is waited for happens in another process
         finally:
             # Neither an answer, whose time would be learned from, nor a failure.
@@ -133,17 +131,24 @@ class StoredResponses:
     def _is_there(self, place: Running) -> bool:
         return any((there.replica, there.run) == (place.replica, place.run) for there in self._admission.running())
 
-    async def _status(self, place: Running, question: Exchange) -> str | None:
-        """How a response stands there; None where it is not, or the engine does not say."""
-        with contextlib.suppress(*_UNREADABLE):
+    async def _is_unfinished(self, place: Running, question: Exchange) -> bool:
+        # An engine that is too busy to say so has not said that it is done.
+        return await self._status(place, question, silent=_UNFINISHED[0]) in _UNFINISHED
+
+    async def _status(self, place: Running, question: Exchange, silent: str | None = None) -> str | None:
+        """How a response stands there; None where it is not, ``silent`` where the engine does not say."""
+        try:
             async with asyncio.timeout(PATIENCE):
                 answer = await self._upstream.send(place, question)
                 try:
                     found = json.loads(await answer.read(_MOST)) if answer.head.status == 200 else None
                 finally:
                     answer.close()
-            return str(found.get("status")) if isinstance(found, dict) else None
-        return None
+        except _FAILURES:
+            return silent
+        except ValueError:
+            return None
+        return str(found.get("status")) if isinstance(found, dict) else None
 
     async def _ask(self, place: Running, exchange: Exchange) -> Answer:
         async with asyncio.timeout(PATIENCE):

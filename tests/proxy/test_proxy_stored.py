@@ -235,10 +235,34 @@ async def test_a_replica_that_is_gone_is_held_no_longer(rig, keepers, end):
     match end:
         case "dies":
             await rig.engines[replica].stop()
+            rig.admission.stopped.add(replica)
         case "forgets":
             del keepers[replica].kept[found]
         case "restarts":
             rig.admission.runs[replica] += 1
+    await rig.until(lambda: waits_for_nothing(rig))
+
+
+@pytest.mark.usefixtures("looks_at_once")
+@pytest.mark.parametrize("how", ["silent", "cut"])
+async def test_a_replica_that_is_too_busy_to_say_how_its_background_stands_is_held_on(rig, keepers, monkeypatch, how):
+    monkeypatch.setattr("proxy.stored.PATIENCE", 0.05)
+    found, replica = await make(rig, background=True)
+    looks = asyncio.Queue()
+
+    async def busy(request, connection):
+        await looks.put(request)
+        if how == "silent":
+            await connection.closed()
+        connection.reset()
+
+    rig.engines[replica].behaviour = busy
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(4):
+            await looks.get()
+    assert len(rig.admission.open) == 1
+    keepers[replica].kept[found]["status"] = "completed"
+    rig.engines[replica].behaviour = keepers[replica]
     await rig.until(lambda: waits_for_nothing(rig))
 
 
