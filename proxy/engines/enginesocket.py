@@ -71,7 +71,6 @@ class EngineSocket(asyncio.Protocol):
             lost(None)
         elif self._write_paused:
             source.hold()
-        self.release()
 
     def write(self, data: bytes) -> None:
         """Send bytes as they are; to nobody, where the engine is gone and the session has not heard of it yet."""

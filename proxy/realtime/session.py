@@ -37,7 +37,10 @@ class Engine(Protocol):
     def attach(
         self, consume: Callable[[bytes], None], source: Source, lost: Callable[[BaseException | None], None]
     ) -> None:
-        """What comes goes to ``consume``; ``source`` is held while the engine does not read; ``lost``: its end."""
+        """What comes goes to ``consume``; ``source`` is held while the engine does not read; ``lost``: its end.
+
+        What came with its greeting comes at once; it is held from then on, until it is released.
+        """
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -149,6 +152,8 @@ class Session:
         self._client.connect(engine)
         try:
             engine.attach(self._from_engine, self, self._engine_lost)
+            if not self._client.full:  # of pongs, which it does not read; it is told when that has changed
+                engine.release()
             await self._ended
         finally:
             self._client.connect(None)

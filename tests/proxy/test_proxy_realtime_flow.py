@@ -14,6 +14,7 @@ from wsrig import CREATED, UPDATE, Peer, Realtime, accepted, frame, greeted, han
 from supervisord.core.admission import Ending
 
 PIECE = text(b'"' + b"x" * 65_000 + b'"', mask=True)
+PIECE_BACK = text(b'"' + b"x" * 65_000 + b'"', mask=False)
 #: What the kernel's buffers of the proxy's two sockets take up at most (tcp_rmem and tcp_wmem: 36 MB here), and some.
 BOUND = 60_000_000
 
@@ -93,6 +94,22 @@ async def test_a_client_that_pings_and_does_not_read_the_answers_is_held(rig: Ri
     pongs = frame(Opcode.PONG, b"p" * 125, mask=False) * 500
     for _ in range(count):
         assert await asyncio.wait_for(client.connection.reader.readexactly(len(pongs)), PATIENCE) == pongs
+
+
+async def test_a_client_that_has_not_read_its_pongs_when_its_engine_comes_stops_the_engine(rig: Rig, narrow: None):
+    rig.admission.asleep = {"a"}
+    realtime = Realtime()
+    await rig.engine("a", realtime)
+    client = await opened(rig, "/v1/realtime?model=m")
+    await rig.until(lambda: bool(rig.admission.waiting))
+    await flood(client, frame(Opcode.PING, b"p" * 125, mask=True) * 500)
+    rig.admission.wake("a")
+    engine = await realtime.peer()
+    sent = await flood(engine, PIECE_BACK)
+    received = 0
+    while received < sent:
+        received += (await client.read()).opcode is Opcode.TEXT
+    client.connection.reset()
 
 
 async def test_two_hundred_sessions_that_do_not_read_are_bounded_memory(rig: Rig):
