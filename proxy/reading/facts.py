@@ -10,11 +10,14 @@ block of its text instead, and the rest, less than a block, is left out.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from proxy.routes import Prompt
 
@@ -29,7 +32,12 @@ SEED_MEMBERS = (
     "cache_salt",
 )
 
-_key = Struct("<q").pack
+_key = Struct("<Q").pack
+#: What every chain of hashes begins with, a secret of this process; and what the hashes have.
+_SECRET, _BITS = secrets.randbits(64), 2**64 - 1
+
+#: Text as it stands in a body.
+Written = bytes | memoryview
 
 #: Bytes of a block of a raw prompt, some 250 tokens; and how many blocks there are at most.
 BLOCK, MOST_BLOCKS = 1024, 1024
@@ -58,7 +66,7 @@ class Facts(NamedTuple):
 
     def with_adapter(self, name: str) -> Facts:
         """The same request for an adapter, whose part of the prefix cache is its own."""
-        return self._replace(adapter=True, keys=tuple([_key(hash((name, key))) for key in self.keys]))
+        return self._replace(adapter=True, keys=tuple([_key(hash((name, key)) & _BITS) for key in self.keys]))
 
     @property
     def turns(self) -> int:
@@ -142,32 +150,33 @@ def _stored(members: dict[str, Value]) -> tuple[str, bool]:
 
 
 def rolling_keys(
-    seed: Iterable[str | bytes], texts: Iterable[str | bytes], meanings: Iterable[Hashable] | None = None
+    seed: Iterable[str | Written], texts: Iterable[str | Written], meanings: Iterable[Hashable] | None = None
 ) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
     """One key per text, each covering the seed and all texts up to it; and how many bytes each covers.
 
     ``meanings``: what counts instead of the texts as they are written, one for each.
 
-    The hash is Python's own, 64 bits of SipHash under a secret of this process: a key means nothing to any other, and
-    nobody can make two prompts that share one. It takes 0.1 ms for 400 kB, where SHA-256 takes 0.4 with the CPU's help.
+    A hash is 64 bits of XXH3, seeded by the one before, and the first by a secret of this process: a key means nothing
+    to any other. Two prompts that share one cost no more than a request that goes to a replica which has nothing of it
+    cached, so the hash need not be a cryptographic one. It takes 11 us for 400 kB, where Python's own takes 109.
     """
-    state, size = 0, 0
+    state, size = _SECRET, 0
     for text in seed:
         data = _bytes(text)
-        state, size = hash((state, data)), size + len(data)
-    state = hash((state, b""))  # the seed ends here
+        state, size = xxh3_64_intdigest(data, state), size + len(data)
+    state = xxh3_64_intdigest(b"", state)  # the seed ends here
     keys, sizes = [], []
-    written = [text if isinstance(text, bytes) else _bytes(text) for text in texts]
+    written = [_bytes(text) if isinstance(text, str) else text for text in texts]
     for data, meaning in zip(written, written if meanings is None else meanings, strict=True):
-        state = hash((state, meaning))
+        state = xxh3_64_intdigest(data, state) if meanings is None else hash((state, meaning)) & _BITS
         size += len(data)
         keys.append(_key(state))
         sizes.append(size)
     return tuple(keys), tuple(sizes)
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+def _bytes(text: str | Written) -> Written:
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
 
 
 def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
@@ -183,7 +192,7 @@ def _messages(members: dict[str, Value], prompt: Prompt) -> list[Value]:
             return []
 
 
-def blocks(prompt: bytes) -> list[bytes]:
+def blocks(prompt: Written) -> list[Written]:
     """The whole blocks of a prompt as it is written, a text or a list of tokens; none of an empty one.
 
     The last of very many has all the rest. What is added to a prompt is added before its last quote or bracket.

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import msgspec
 
-from proxy.reading.facts import SEED_MEMBERS, Facts, blocks, canonical, is_instruction, rolling_keys
+from proxy.reading.facts import SEED_MEMBERS, Facts, Written, blocks, canonical, is_instruction, rolling_keys
 from proxy.routes import Prompt
 
 _ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
@@ -21,6 +21,7 @@ _ABSENT, _NULL = msgspec.Raw(), msgspec.Raw(b"null")
 #: Digits of a number that Python does not read (sys.int_info.default_max_str_digits), and a distance that none jumps.
 _ENDLESS = re.compile(rb"[0-9]{4300}")
 _STRIDE = 4096
+_MARK = b'"cache_control"'
 
 
 class _Role(msgspec.Struct):
@@ -68,7 +69,7 @@ def read_members(data: bytes | bytearray, prompt: Prompt) -> tuple[Facts, bytes]
         instructions = _instructions(members, prompt, texts) if prompt is not Prompt.COMPLETION else 0
         # What is cached is then not the text as it stands (see ``proxy.reading.facts``).
         meanings = None
-        if prompt is Prompt.MESSAGES or (b'"cache_control"' in data and any(b'"cache_control"' in t for t in texts)):
+        if prompt is Prompt.MESSAGES or (_MARK in data and any(_MARK in bytes(text) for text in texts)):
             meanings = [canonical(msgspec.json.decode(text)) for text in texts]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
@@ -93,25 +94,25 @@ def _stored(previous: object) -> str:
     return previous if isinstance(previous, str) else ""
 
 
-def _texts(members: _Members, prompt: Prompt) -> list[bytes]:
-    """The parts of the prompt in the order in which the engine renders them."""
+def _texts(members: _Members, prompt: Prompt) -> list[Written]:
+    """The parts of the prompt in the order in which the engine renders them; nothing of them is copied."""
     match prompt:
         case Prompt.CHAT:
-            return [bytes(message) for message in members.messages]
+            return [memoryview(message) for message in members.messages]
         case Prompt.MESSAGES:
-            return [*_whole(members.system), *(bytes(message) for message in members.messages)]
+            return [*_whole(members.system), *(memoryview(message) for message in members.messages)]
         case Prompt.RESPONSES:
             given = _whole(members.input)
             if given and given[0][:1] == b"[":
-                given = [bytes(item) for item in _ARRAY.decode(given[0])]
+                given = [memoryview(item) for item in _ARRAY.decode(given[0])]
             return [*_whole(members.instructions), *given]
         case Prompt.COMPLETION:
-            return blocks(bytes(members.prompt)) if members.prompt else []
+            return blocks(memoryview(members.prompt)) if members.prompt else []
         case Prompt.NONE:
             return []
 
 
-def _instructions(members: _Members, prompt: Prompt, texts: list[bytes]) -> int:
+def _instructions(members: _Members, prompt: Prompt, texts: list[Written]) -> int:
     """How many of the texts, from the first, carry only instructions."""
     given = prompt in (Prompt.MESSAGES, Prompt.RESPONSES) and bool(members.system or members.instructions)
     for count, text in enumerate(texts):
@@ -129,8 +130,8 @@ def _has_endless_number(data: bytes | bytearray) -> bool:
     return False
 
 
-def _whole(value: msgspec.Raw) -> list[bytes]:
-    return [bytes(value)] if value and value != _NULL else []
+def _whole(value: msgspec.Raw) -> list[Written]:
+    return [memoryview(value)] if value and value != _NULL else []
 
 
 def _seed(members: _Members) -> list[bytes]:

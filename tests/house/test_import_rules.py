@@ -20,6 +20,7 @@ RULES = {
     "proxy/http/codings.py": (("proxy.http", "proxy.errors"), ("backports", "brotli", "compression")),
     "proxy/http/heads.py": (("proxy.http",), ("httptools",)),
     "proxy/http": (("proxy.http", "proxy.errors"), ()),
+    "proxy/reading/facts.py": (("proxy.routes",), ("xxhash",)),
     "proxy/reading/members.py": (("proxy.reading", "proxy.routes"), ("msgspec",)),
     "proxy/reading": (("proxy.reading", "proxy.http", "proxy.errors", "proxy.routes"), ()),
     "proxy/policies": (("proxy.policies", "proxy.reading.facts", "proxy.routes", "supervisord.core"), ()),
@@ -76,6 +77,7 @@ RULES = {
 HOMES = {
     "httptools": ("proxy/http/heads.py",),
     "msgspec": ("proxy/reading/members.py",),
+    "xxhash": ("proxy/reading/facts.py",),
     "brotli": ("proxy/http/codings.py",),
     "backports": ("proxy/http/codings.py",),
     "uvloop": ("supervisord/app.py",),
