@@ -11,8 +11,9 @@ from typing import Any
 from proxy.clients.cors import Cors
 from proxy.clients.forwarded import Forwarded, forwarded_fields
 from proxy.clients.intake import receive_body
-from proxy.errors import bad_request
+from proxy.errors import ProxyError, bad_request
 from proxy.exchange import Exchange, Outcome, Request
+from proxy.http import origins as pages
 from proxy.models import model_entry, model_list, model_with_adapter, only_model
 from proxy.policies.policy import Policy
 from proxy.reading.facts import Facts
@@ -75,9 +76,19 @@ class Service:
         self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str
     ) -> Coroutine[Any, Any, None]:
         """What answers one request; raises ``ProxyError`` where the answer is an error, and ``ClientGone``."""
+        head = request.head
+        if head.content_type != "application/json" and head.method == "POST" and not outcome.key:
+            self._check_page(request)
         if match.route.handler is Handler.ENGINE_JSON and not match.options:  # nearly all of them
             return self._forward(request, match.route, reply, outcome, request_id)
         return self._answer(request, match, reply, outcome, request_id)
+
+    def _check_page(self, request: Request) -> None:
+        if not pages.goes_unasked(request.head):
+            return
+        origin, host = (value.decode("latin-1") for value in (request.head.field(b"origin"), request.host))
+        if not pages.may(origin, (host,), self.spec.cors_origins):
+            raise ProxyError(403, "origin_not_allowed", f"pages of {origin[:200]!r} may not use this port")
 
     async def _answer(self, request: Request, match: Match, reply: Reply, outcome: Outcome, request_id: str) -> None:
         if match.options:

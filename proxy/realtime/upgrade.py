@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from proxy.errors import ProxyError, bad_request
+from proxy.http import origins as pages
 from proxy.http.headers import HeadError, RequestHead, ResponseHead
 from proxy.realtime.websocket import accept_of
 
@@ -39,7 +39,7 @@ def check_handshake(head: RequestHead, origins: Collection[str]) -> None:
     if len(keys) != 1 or not _is_key(keys[0]):
         raise bad_request("Sec-WebSocket-Key is not one key of 16 bytes")
     for origin in values(head, b"origin"):
-        if not _may(origin, values(head, b"host"), origins):
+        if not pages.may(origin, values(head, b"host"), origins):
             message = f"pages of {origin[:200]!r} may not open a WebSocket here"
             raise ProxyError(403, "origin_not_allowed", message)
 
@@ -97,13 +97,3 @@ def _is_key(value: str) -> bool:
         return len(base64.b64decode(value, validate=True)) == 16
     except (binascii.Error, ValueError):
         return False
-
-
-def _may(origin: str, hosts: list[str], origins: Collection[str]) -> bool:
-    if "*" in origins or origin.lower() in {known.lower() for known in origins}:
-        return True
-    try:
-        page = urlsplit(origin)
-    except ValueError:  # a bracket that belongs to no address
-        return False
-    return page.scheme in ("http", "https") and [page.netloc.lower()] == [host.lower() for host in hosts]

@@ -153,8 +153,8 @@ PROXY = Table(
             "Web pages that may use the port from a browser, by their origin as the browser spells it, e.g. "
             '`["https://chat.example", "http://localhost:3000"]`, or `["*"]` for every page that your browser opens. '
             "Preflight requests are answered here, errors can be read too, and what an engine says on the subject is "
-            "dropped. A WebSocket (`/v1/realtime`) has no preflight, so there the handshake of any other page is "
-            "answered 403.",
+            "dropped. A WebSocket (`/v1/realtime`) has no preflight, nor has a POST of a form or a text: of any other "
+            "page they are answered 403.",
             (),
             shown="none",
         ),

@@ -9,6 +9,8 @@ from proxy.credentials import Credentials
 from supervisord.core.admission import RefusalCode, Refuse
 
 PAGE = "https://chat.example"
+#: A type for which a browser asks first.
+ASKED = "Content-Type: application/json\r\n"
 ENGINES_OPINION = (
     "Access-Control-Allow-Origin: *\r\nAccess-Control-Allow-Credentials: true\r\nAccess-Control-Max-Age: 9\r\n"
     "Access-Control-Expose-Headers: x\r\nContent-Type: application/json\r\n"
@@ -38,7 +40,7 @@ async def preflight(rig, *args):
 
 async def test_without_a_list_no_page_may_whatever_the_engine_says(rig):
     await rig.engine("a", permissive)
-    answer = await rig.post(headers=f"Origin: {PAGE}\r\n")
+    answer = await rig.post(headers=f"Origin: {PAGE}\r\n{ASKED}")
     assert answer.status == 200
     assert cors_of(answer) == {}
     assert answer.header("vary") is None
@@ -71,10 +73,58 @@ async def test_a_listed_origin_may_and_reads_what_it_needs(rig):
 async def test_another_origin_may_not(rig, origin):
     rig.reconfigure(cors_origins=(PAGE,))
     await rig.engine("a", permissive)
-    for answer in (await rig.post(headers=f"Origin: {origin}\r\n"), await preflight(rig, origin)):
+    for answer in (await rig.post(headers=f"Origin: {origin}\r\n{ASKED}"), await preflight(rig, origin)):
         assert answer.status < 300
         assert cors_of(answer) == {}
         assert answer.header("vary") == "Origin"  # or a cache between gives this answer to a page that may
+
+
+@pytest.mark.parametrize("origin", [PAGE, "null"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "",
+        "Content-Type: text/plain;charset=UTF-8\r\n",
+        "Content-Type: application/x-www-form-urlencoded\r\n",
+        "Content-Type: Multipart/Form-Data; boundary=x\r\nSec-Fetch-Site: cross-site\r\n",
+        "Sec-Fetch-Site: same-site\r\n",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/transcriptions", "/v1/responses/resp_1/cancel"])
+async def test_what_a_browser_sends_without_asking_wakes_nobody_for_a_page_that_may_not(rig, origin, fields, path):
+    rig.reconfigure(cors_origins=("http://localhost:3000",))
+    engine = await rig.engine()
+    answer = await rig.post(path=path, headers=f"Origin: {origin}\r\n{fields}")
+    assert (answer.status, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert (rig.admission.admitted, engine.requests) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "",  # no browser
+        f"Origin: {PAGE}\r\n{ASKED}",
+        f"Origin: {PAGE}\r\nContent-Type: application/json; charset=utf-8\r\n",
+        f"Origin: {PAGE}\r\nAuthorization: Bearer theirs\r\n",
+        f"Origin: {PAGE}\r\nX-Api-Key: theirs\r\n",
+        f"Origin: {PAGE}\r\nSec-Fetch-Site: same-origin\r\n",  # its proxy calls us by another name
+        "Origin: moz-extension://0-0\r\nSec-Fetch-Site: none\r\n",
+        "Origin: http://proxy.test\r\nSec-Fetch-Site: same-origin\r\n",
+        "Origin: HTTPS://PROXY.test\r\n",
+        "Origin: http://localhost:3000\r\n",
+    ],
+)
+async def test_what_no_page_of_another_site_can_send_unasked_goes_through(rig, fields):
+    rig.reconfigure(cors_origins=("http://localhost:3000",))
+    await rig.engine()
+    assert (await rig.post(headers=fields)).status == 200
+
+
+async def test_a_page_that_showed_a_key_was_asked_for(rig):
+    rig.proxy.guard(Credentials(keys=parse_keys("page:0123456789abcdef")))
+    await rig.engine()
+    key = "Authorization: Bearer 0123456789abcdef\r\n"
+    assert (await rig.post(headers=f"Origin: {PAGE}\r\n{key}")).status == 200
 
 
 async def test_a_request_of_no_page_is_told_that_the_answer_depends_on_the_origin(rig):
