@@ -54,7 +54,7 @@ def _holds(replica: Replica) -> bool:
 
 def make_room(turn: Turn, replica: Replica) -> bool:
     """True when ``replica`` may start or wake now; else others have been asked to rest for it, where they may be."""
-    if fits(turn.fleet, replica):
+    if fits(turn.fleet, replica) and not _is_being_left(turn.fleet, replica):
         replica.room_at = None
         return True
     replica.room_at = turn.now + LOOK_AGAIN
@@ -67,6 +67,18 @@ def make_room(turn: Turn, replica: Replica) -> bool:
         for other in chosen:
             _ask_to_rest(turn, other, replica)
     return False
+
+
+def _is_being_left(fleet: Fleet, replica: Replica) -> bool:
+    """One that is not configured any more still holds one of its GPUs, and goes down as soon as it is through.
+
+    Whatever is declared: mostly it is the same model under another name, and there is no room for it twice.
+    """
+    mine = set(replica.spec.gpus)
+    return any(
+        other.leaving and other.spec.bundled and _holds(other) and mine.intersection(other.spec.gpus)
+        for other in fleet.replicas.values()
+    )
 
 
 def _victims(turn: Turn, replica: Replica) -> list[Replica]:

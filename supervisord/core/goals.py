@@ -68,7 +68,9 @@ def set_idle_goal(turn: Turn, replica: Replica) -> None:
 def set_config_goal(turn: Turn, replica: Replica) -> None:
     """A running engine whose configuration changed is restarted (drained), a resting one stopped."""
     if replica.leaving and replica.goal is not Goal.STOPPED:
-        if replica.spec.bundled and replica.life is not Life.STOPPED:
+        # One that could not be stopped is tried again when its back-off is over.
+        backs_off = replica.occupies_gpu and not replica.may_retry(turn.now)
+        if replica.spec.bundled and replica.life is not Life.STOPPED and not backs_off:
             set_goal(turn, replica, Goal.STOPPED, why="it is no longer configured")
     elif replica.stale and replica.goal is None:
         model = turn.fleet.model_of(replica)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from supervisord.core import backoff
 from supervisord.core.actions import (
@@ -84,6 +85,9 @@ def restart_broken(turn: Turn, replica: Replica, reason: str) -> None:
     if turn.fleet.draining:
         give_up(turn, replica, CommandFailure.SHUTTING_DOWN, f"{reason}; left to the supervisor after this one")
         return
+    if replica.leaving:
+        give_up(turn, replica, CommandFailure.GONE, f"{reason}; it is no longer configured")
+        return
     if replica.escalations > MAX_ESCALATIONS:
         give_up(turn, replica, CommandFailure.WAKE_FAILED, f"{reason}; a restart of {replica.spec.unit} did not help")
         return
@@ -96,6 +100,9 @@ def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> No
     op = turn.expect(replica, timeout + GRACE)
     replica.op_began, replica.job_ended, replica.probe_at, replica.level = turn.now, False, None, 0
     replica.known_invocation = replica.invocation
+    if verb is UnitVerb.RESTART or (verb is UnitVerb.START and not replica.unit_up):
+        # The new run reads the configuration of now. One that changes while it loads is news again.
+        replica.stale = False
     turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout))
 
 
@@ -282,6 +289,8 @@ def _slept(turn: Turn, replica: Replica) -> None:
     replica.known_invocation = replica.invocation
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     turn.note(NoteKind.SLEPT, replica, f"asleep, level {replica.level}", level=replica.level)
+    if replica.record is not None and replica.record.hold is not replica.hold:
+        save_record(turn, replica)
     if replica.sleep_broken:
         message = (
             f"sleep {replica.level} left its memory in use (is it started with --enable-sleep-mode?),"
@@ -367,10 +376,21 @@ def save_record(turn: Turn, replica: Replica) -> None:
     turn.actions.append(Persist(replica.name, 0, wanted))
 
 
+def save_hold(turn: Turn, replica: Replica) -> None:
+    """Bring the hold to disk, if it is another there. What is said of a failed one's weights may still be true."""
+    record = replica.record
+    if record is None or replica.life is not Life.FAILED:
+        save_record(turn, replica)
+    elif record.hold is not replica.hold:
+        replica.record = replace(record, hold=replica.hold)
+        turn.actions.append(Persist(replica.name, 0, replica.record))
+
+
 def give_up(turn: Turn, replica: Replica, failure: CommandFailure, message: str, lines: Sequence[str] = ()) -> None:
     """The replica failed: back off, tell whoever wanted it, and find out what its unit said last."""
     up = replica.unit is not None and replica.unit.active_state not in ("inactive", "failed")
-    if replica.life is Life.STARTING and up and not turn.fleet.draining:
+    ours = replica.spec.bundled or not replica.leaving
+    if replica.life is Life.STARTING and up and ours and not turn.fleet.draining:
         # systemd would try again by itself, at its own pace; the back-off is ours.
         turn.actions.append(
             RunUnitJob(replica.name, 0, replica.spec.unit, UnitVerb.STOP, turn.fleet.supervisor.stop_timeout)
@@ -397,6 +417,7 @@ def fail(turn: Turn, replica: Replica, failure: CommandFailure, message: str, li
         replica.autopsy_until = turn.now + AUTOPSY_TIMEOUT
         turn.actions.append(ReadLastLines(replica.name, replica.spec.unit))
     turn.note(NoteKind.FAILED, replica, replica.last_error, warning=True)
+    save_hold(turn, replica)
     fail_goal(turn, replica, failure, replica.last_error)
 
 

@@ -76,12 +76,19 @@ def _is_another_run(replica: Replica, status: UnitStatus) -> bool:
     return not status.invocation or status.invocation != replica.known_invocation
 
 
+def _runs_again(status: UnitStatus, run_before: str) -> bool:
+    """The run that was stopped is over, and somebody has started another one already."""
+    up = status.active_state in ("active", "reloading", "activating") and status.sub_state != "auto-restart"
+    return up and status.invocation not in ("", run_before)
+
+
 def _came_up(turn: Turn, replica: Replica, *, adopted: bool) -> None:
     turn.advance(replica, Cause.UNIT_UP)
     turn.forget_operation(replica)
     replica.op_began, replica.job_ended = turn.now, True
     replica.op_deadline = turn.now + turn.fleet.supervisor.start_timeout + GRACE
     replica.probe_at = turn.now if replica.unit_up else None
+    replica.stale = replica.stale and adopted
     kind = NoteKind.ADOPTED if adopted else NoteKind.DRIFT
     words = "found running" if adopted else "was started by somebody"
     turn.note(kind, replica, f"{replica.spec.unit} {words}")
@@ -133,7 +140,7 @@ def _restarted(turn: Turn, replica: Replica) -> None:
     replica.op_deadline = turn.now + turn.fleet.supervisor.start_timeout + GRACE
     replica.generation += 1
     replica.health = Health.OK
-    replica.sleep_broken = False
+    replica.sleep_broken = replica.stale = False
     replica.probe_at = turn.now if replica.unit_up else None
 
 
@@ -147,6 +154,7 @@ def fail_goal_unless(turn: Turn, replica: Replica, wanted: Goal, message: str) -
 
 def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     """The awaited unit job ended."""
+    run_before = replica.known_invocation
     if event.status is not None:
         replica.unit = event.status
         if event.status.invocation not in ("", replica.known_invocation):
@@ -156,14 +164,16 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     text = event.detail or f"systemd says '{event.result}'"
     if replica.life is Life.STOPPING:
         down = replica.unit is not None and replica.unit.active_state in _DOWN
-        if event.result == "done" or down:
+        again = event.status is not None and _runs_again(event.status, run_before)
+        if event.result == "done" or down or again:
             turn.advance(replica, Cause.UNIT_DOWN)
             fail_goal_unless_stop(turn, replica)
             go_down(turn, replica)
+            if again:
+                _came_up(turn, replica, adopted=False)
         else:
             give_up(turn, replica, CommandFailure.STOP_FAILED, f"cannot stop {replica.spec.unit}: {text}", event.lines)
     elif event.result == "done":
-        replica.stale = False
         if replica.unit is not None and replica.unit.active_state in _DOWN:
             _starting_unit(turn, replica, replica.unit)
         else:
@@ -231,6 +241,7 @@ def _look_at_loading(turn: Turn, replica: Replica, probe: Probe) -> None:
 
 
 def _fell_asleep(turn: Turn, replica: Replica, level: int) -> None:
+    restarted = replica.goal is Goal.RESTARTED and replica.life is Life.STARTING
     turn.advance(replica, Cause.ENGINE_ASLEEP)
     turn.forget_operation(replica)
     replica.level, replica.misses, replica.health = level, 0, Health.OK
@@ -239,7 +250,7 @@ def _fell_asleep(turn: Turn, replica: Replica, level: int) -> None:
     replica.probe_at = turn.now + turn.fleet.supervisor.probe_interval
     # The idle clock goes on from when it was last used; for one found asleep, from now.
     replica.idle_since = replica.idle_since or turn.now
-    if replica.goal in (Goal.AWAKE, Goal.RESTARTED):
+    if restarted:
         replica.goal = Goal.AWAKE
     save_record(turn, replica)
     if replica.in_flight:
@@ -268,7 +279,8 @@ def _look_at_ready(turn: Turn, replica: Replica, probe: Probe) -> None:
         _fell_asleep(turn, replica, level)
         if verdict is Verdict.FINISH_WAKE:
             set_goal(turn, replica, Goal.AWAKE)
-    else:
+    elif not (replica.stale and probe.state in (EngineState.WRONG_MODEL, EngineState.UNREACHABLE)):
+        # One that is still to be restarted has the name and the place that were configured before.
         _miss(turn, replica, probe)
 
 
@@ -313,14 +325,15 @@ def _miss(turn: Turn, replica: Replica, probe: Probe) -> None:
         dead = dead and turn.now - max(replica.missing_since, replica.progress_at) >= patience
     else:
         dead = dead and missing_for >= supervisor.dead_after and replica.unit_up
-    if dead and replica.health is not Health.DEAD:
+    if not dead or replica.health is Health.DEAD:
+        return
+    replica.last_error = f"{reason} for {missing_for:.0f} s"
+    if replica.life is not Life.ASLEEP or replica.goal is Goal.AWAKE:
         replica.health = Health.DEAD
-        replica.last_error = f"{reason} for {missing_for:.0f} s"
-        if replica.life is Life.ASLEEP and replica.goal is not Goal.AWAKE:
-            # Nobody wants it: restarting it would only fill the GPU. The next request starts it.
-            turn.note(NoteKind.ESCALATED, replica, f"stopping a sleeper: {replica.last_error}", warning=True)
-            replica.health = Health.SUSPECT
-            set_goal(turn, replica, Goal.STOPPED, why="the engine is dead")
+    elif replica.goal is not Goal.STOPPED:
+        # Nobody wants it: restarting it would only fill the GPU. The next request starts it.
+        turn.note(NoteKind.ESCALATED, replica, f"stopping a sleeper: {replica.last_error}", warning=True)
+        set_goal(turn, replica, Goal.STOPPED, why="the engine is dead")
 
 
 def demote(turn: Turn, replica: Replica, reason: str) -> None:

@@ -14,7 +14,7 @@ def pursue(turn: Turn, replica: Replica) -> None:
     """Do the next thing towards the goal, if it may be done now. Safe to call at any time."""
     if turn.fleet.draining:
         return
-    if replica.goal is None and replica.health is not Health.DEAD:
+    if replica.goal is None and replica.health is not Health.DEAD and replica.life is not Life.DRAINING:
         return  # most of the time
     gpu_free = replica.shares_gpu_with(turn.fleet.replicas.values()) is None
     if replica.health is Health.DEAD and replica.life in (Life.READY, Life.DRAINING, Life.ASLEEP):
@@ -23,6 +23,8 @@ def pursue(turn: Turn, replica: Replica) -> None:
         return
     goal = replica.goal
     if goal is None:
+        if replica.life is Life.DRAINING:  # what it drained for is not wanted any more
+            turn.advance(replica, Cause.GATE_REOPENED)
         return
     match replica.life:
         case Life.READY:

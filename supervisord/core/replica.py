@@ -116,7 +116,9 @@ class Replica:
     rest_at: float = 0.0
     #: Sleep was tried in this invocation and did not do what it says: only stop from now on.
     sleep_broken: bool = False
-    #: The configuration of a running engine changed: restart it when that disturbs nobody.
+    #: All that the configuration says of how a bundled one is started, and whether it changed under a running engine,
+    #: which is restarted when that disturbs nobody.
+    command: object = None
     stale: bool = False
     #: What a whole engine of ours answers, and the unit's invocation it was taken in.
     fingerprint: Fingerprint | None = None

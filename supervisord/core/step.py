@@ -245,8 +245,8 @@ def _set_hold(turn: Turn, replica: Replica, hold: Hold) -> None:
     replica.hold = hold
     kind = NoteKind.RELEASED if hold is Hold.NONE else NoteKind.HELD
     turn.note(kind, replica, {Hold.NONE: "hold ended", Hold.DOWN: "held down", Hold.DRAINED: "held drained"}[hold])
-    if not replica.steps:  # a sequence under way writes its own record, with this hold in it
-        lifecycle.save_record(turn, replica)
+    if not replica.steps:  # a sequence under way has its intent there, and the hold is written at its end
+        lifecycle.save_hold(turn, replica)
 
 
 def settle(turn: Turn) -> None:

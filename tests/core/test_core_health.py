@@ -1,6 +1,6 @@
 """Health that means something: who is demoted, confirmed, restarted, tried again; and who is not."""
 
-from world import EngineState, Life, World, model
+from world import EngineState, Life, Verb, World, model
 
 from supervisord.core.actions import NoteKind, ProbeEngine, RunUnitJob
 from supervisord.core.admission import Ending, Lease, RefusalCode
@@ -151,3 +151,17 @@ def test_an_engine_that_answers_5xx_to_its_health_route_is_restarted():
 
 
 __all__ = ["EngineState"]
+
+
+def test_a_dead_sleeper_that_waits_for_its_turn_on_the_gpu_is_told_of_once():
+    world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}), running=("a",))
+    world.run()
+    world.command("a", Verb.SLEEP, 1)
+    world.run()
+    world.command("b", Verb.START)
+    world.engines["a"].answering = False
+    world.later(60)
+    assert world.life("b") is Life.STARTING
+    assert world.noted(NoteKind.ESCALATED) == 1
+    world.run()
+    assert world.life("a") is Life.STOPPED

@@ -1,10 +1,11 @@
 """What people do to a replica: operators through the supervisor, others past it."""
 
-from world import LADDER, Life, Phase, Record, ShutDown, Verb, World, asleep_world, model, ready_world
+import pytest
+from world import LADDER, CallEngine, Life, Phase, Record, ShutDown, Verb, World, asleep_world, model, ready_world
 
-from supervisord.core.actions import CommandFailure, RunUnitJob
+from supervisord.core.actions import CommandFailure, Persist, RunUnitJob
 from supervisord.core.admission import Lease, RefusalCode
-from supervisord.core.events import UnitChanged
+from supervisord.core.events import UnitChanged, UnitJobDone
 from supervisord.core.states import Hold
 
 
@@ -111,3 +112,74 @@ def test_an_engine_without_dev_mode_is_only_stopped():
     world.later(28800 - 3700 + 1)
     world.run()
     assert world.life() is Life.STOPPED
+
+
+@pytest.mark.parametrize("result", ["done", "canceled"])
+def test_a_unit_that_somebody_starts_while_we_stop_it_is_followed(result):
+    world = ready_world()
+    ticket = world.command("a", Verb.STOP)
+    (job,) = world.pending_of(RunUnitJob)
+    world.pending.remove(job)
+    world.engines["a"].start()
+    world.drift("a")  # before the end of our job is told, and told once
+    world.do(UnitJobDone("a", job.op, result, world.engines["a"].status()))
+    assert world.answers[ticket].failure is None
+    world.run()
+    assert (world.life(), world.replica().hold) == (Life.READY, Hold.DOWN)
+    assert world.engines["a"].run == 2
+
+
+def test_a_stop_that_was_cancelled_and_stopped_nothing_has_failed():
+    world = ready_world()
+    ticket = world.command("a", Verb.STOP)
+    (job,) = world.pending_of(RunUnitJob)
+    world.pending.remove(job)
+    world.do(UnitJobDone("a", job.op, "canceled", world.engines["a"].status()))
+    assert world.answers[ticket].failure is CommandFailure.STOP_FAILED
+
+
+def test_a_hold_that_is_set_while_a_sleep_is_being_written_down_outlives_the_daemon():
+    world = ready_world()
+    world.command("a", Verb.SLEEP, 1)
+    while [write.record.phase for write in world.pending_of(Persist)] != [Phase.SETTLED]:
+        world.complete(world.pending[0])
+    world.command("a", Verb.DRAIN)
+    world.run()
+    assert world.life() is Life.ASLEEP
+    assert (world.disk["a"].level, world.disk["a"].hold) == (1, Hold.DRAINED)
+
+
+def test_a_hold_that_is_set_during_a_wake_that_fails_outlives_the_daemon():
+    world = asleep_world(2)
+    world.admit()
+    world.complete(world.pending[0])
+    world.command("a", Verb.DRAIN)
+    world.complete(world.pending_of(CallEngine)[0], error="out of memory")
+    (job,) = world.pending_of(RunUnitJob)
+    world.complete(job, error="no reply")
+    assert world.life() is Life.FAILED
+    world.run()
+    assert world.disk["a"].hold is Hold.DRAINED
+    # And what the weights of the run are worth, which is not over for all that is known, is still there.
+    assert (world.disk["a"].level, world.disk["a"].phase) == (2, Phase.WAKING)
+    ticket = world.command("a", Verb.STOP)
+    world.run()
+    assert world.answers[ticket].failure is None
+    assert world.disk["a"].hold is Hold.DOWN
+
+
+def test_a_restart_that_waits_for_its_requests_is_not_done_by_waking_an_engine_that_somebody_slept():
+    world = ready_world()
+    ticket = world.command("a", Verb.RESTART)
+    world.complete(world.pending_of(RunUnitJob)[0])
+    world.run()
+    assert (world.answers[ticket].failure, world.engines["a"].run) == (None, 2)
+    lease = world.admit()
+    ticket = world.command("a", Verb.RESTART)
+    world.engines["a"].level = 1  # POST /sleep, by somebody
+    world.later(6)
+    world.run()
+    world.finish(lease)
+    world.run()
+    assert world.answers[ticket].failure is CommandFailure.SUPERSEDED
+    assert world.engines["a"].run == 2
