@@ -17,6 +17,7 @@ from proxy.clients.incoming import HttpRequest
 from proxy.clients.keys import authenticate
 from proxy.clients.response import HttpClient
 from proxy.credentials import Credentials
+from proxy.engines.keys import EngineKeys
 from proxy.engines.upstream import Upstreams
 from proxy.errors import ProxyError
 from proxy.exchange import ClientGone, Finished, Observer, Outcome, Stage
@@ -61,7 +62,8 @@ class PublicProxy:
         self._clock = clock
         self._policies = PolicyBook(models, clock)
         self._credentials = Credentials()
-        self._upstreams = Upstreams(spec)
+        self._engine_keys = EngineKeys(admission.running)
+        self._upstreams = Upstreams(spec, self._engine_keys)
         relay = Relay(admission, self._upstreams, on_failover, clock)
         realtime = Realtime(admission, relay.attempts, self._upstreams, clock)
         self._stored = StoredResponses(admission, self._upstreams, clock)
@@ -102,7 +104,7 @@ class PublicProxy:
     def guard(self, credentials: Credentials) -> None:
         """Take other credentials; requests in flight are not touched."""
         self._credentials = credentials
-        self._upstreams.engine_keys = credentials.engine_keys
+        self._engine_keys.replace(credentials.engine_keys)
         if self._server is not None:
             self._server.tls = credentials.tls
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from proxy.engines.connectors import LOCAL_ERRORS, Connector
 from proxy.engines.engine import Conversation, EngineConnection, StaleConnection
 from proxy.engines.enginesocket import EngineSocket
+from proxy.engines.keys import EngineKeys
 from proxy.exchange import Client, ConnectFailed, Exchange, LocalFault
 from proxy.http.body import Body
 from proxy.http.headers import ResponseHead
@@ -25,12 +26,11 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Upstreams:
-    """Sends exchanges to replicas. ``spec`` gives the timeouts."""
+    """Sends exchanges to replicas. ``spec`` gives the timeouts, ``keys`` what engines ask for."""
 
-    def __init__(self, spec: ProxySpec) -> None:
+    def __init__(self, spec: ProxySpec, keys: EngineKeys) -> None:
         self._spec = spec
-        #: See ``Credentials``.
-        self.engine_keys: Mapping[str, str] = {}
+        self._keys = keys
         self._pools: dict[str, _Pool] = {}
 
     async def send(self, place: Lease | Running, exchange: Exchange) -> EngineAnswer:
@@ -88,7 +88,7 @@ class Upstreams:
 
     def _key(self, place: Lease | Running, exchange: Exchange) -> str:
         # A client that showed us no key of ours must know the engine's.
-        return self.engine_keys.get(place.replica, "") if exchange.outcome.key else ""
+        return self._keys.of(place.replica) if exchange.outcome.key else ""
 
     def _pool(self, place: Lease | Running) -> _Pool:
         pool = self._pools.get(place.endpoint)

@@ -160,6 +160,31 @@ async def test_a_failover_gives_each_engine_its_own_key(rig):
     assert [request.header("authorization") for request in b.requests] == ["Bearer key-of-b"]
 
 
+async def test_an_engine_gets_the_key_that_its_process_was_started_with(rig):
+    def configure(*engine_keys: str) -> None:
+        rig.proxy.guard(Credentials(parse_keys(LIST), dict(zip("ab", engine_keys, strict=False))))
+
+    async def shown() -> str | None:
+        engine.requests.clear()
+        assert (await rig.post(headers=BEARER)).status == 200
+        return engine.requests[0].header("authorization")
+
+    engine = await rig.engine()
+    configure("first")  # who was there before us has what is configured
+    assert await shown() == "Bearer first"
+    configure("second")
+    configure("second", "of another")
+    assert await shown() == "Bearer first"
+    configure()
+    assert await shown() == "Bearer first"
+    rig.admission.runs["a"] += 1
+    assert await shown() is None
+    configure("third")
+    assert await shown() is None
+    rig.admission.runs["a"] += 1
+    assert await shown() == "Bearer third"
+
+
 async def test_new_keys_hold_from_the_next_request_on_and_cut_no_stream(keyed):
     async def stream(request, connection):
         await connection.send(event_stream_head() + b"9\r\ndata: 1\n\n\r\n")
@@ -184,8 +209,8 @@ async def test_a_kept_connection_shows_its_key_with_every_request(keyed):
 
 
 async def test_a_page_shows_its_key_as_a_subprotocol_because_it_can_do_no_other_way(keyed):
-    engine = await keyed.engine("a", Realtime())
     keyed.proxy.guard(Credentials(keys=parse_keys(LIST), engine_keys={"a": "engine-key"}))
+    engine = await keyed.engine("a", Realtime())
     client = await opened(
         keyed, "/v1/realtime?model=m", f"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{KEY}\r\n"
     )

@@ -330,9 +330,12 @@ class Product:
         return {replica["name"]: replica["state"] for replica in found["replicas"]}
 
     @asynccontextmanager
-    async def clients(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Clients]:
+    async def clients(
+        self, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Clients]:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=True if tls is None else tls)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(LIMIT)) as session:
+        timeout = aiohttp.ClientTimeout(LIMIT)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
             yield Clients(self.port, session, "http" if tls is None else "https")
 
     @asynccontextmanager

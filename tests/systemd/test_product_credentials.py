@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -80,6 +81,33 @@ async def test_keys_in_a_file_are_changed_without_a_restart(product, fleet, ask,
     assert "others can read" in await product.vllmctl("reload", code=6)
     assert (await ask(ADA), await ask(BOB)) == (401, 200)
     assert product.main_pid() == pid
+
+
+async def test_the_key_of_the_engines_is_changed_and_nobody_is_refused_by_one_that_has_the_old_one(
+    product, fleet, keys, restored
+):
+    async def take(key: str) -> None:
+        product.configure(f'[proxy]\napi_keys = "{keys}"\n' + model("kept", "kept-a", "kept-b", api_key=key))
+        await product.vllmctl("reload")
+
+    await take("engine-key-1")
+    await product.vllmctl("up", "kept")
+    runs = {name: product.log(name).count("Starting vLLM API server") for name in ("kept-a", "kept-b")}
+    async with product.clients(headers={"x-api-key": ADA}) as clients, clients.load("kept", 4, tokens=20) as load:
+        await load.more(4)
+        for key in ("engine-key-2", ""):
+            await take(key)
+            for name in runs:
+                runs[name] += 1
+                started = partial(_has_started, product, name, runs[name])
+                await until(started, f"{name} has the key {key!r}")
+                await fleet.becomes(name, "ready")
+            await load.more(4)
+    assert codes(load.answers) == {"whole": len(load.answers)}
+
+
+def _has_started(product, name: str, times: int) -> bool:
+    return product.log(name).count("Starting vLLM API server") >= times
 
 
 async def test_a_missing_credential_is_said_and_not_tried_again(product, restored):
