@@ -23,12 +23,13 @@ from supervisord.core.canary import Fingerprint
 from supervisord.core.events import EngineAnswered, Event, Fingerprinted, LastLines, Persisted, Probed, UnitJobDone
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.record import Record
-from supervisord.core.spec import ModelSpec, ReplicaSpec, ServeSpec
+from supervisord.core.spec import ModelSpec, ReplicaSpec
 from supervisord.ports import Engine, EngineError, ServiceManager, UnitError
 from supervisord.statedir import StateError
 
 log = logging.getLogger(__name__)
 
+_GONE = "the replica is no longer configured"
 #: More than that of a unit's log is no explanation any more.
 LAST_LINES = 20
 
@@ -50,8 +51,8 @@ class MemoryMeter(Protocol):
 class OwnerCheck(Protocol):
     """Whether the process that listens on a replica's endpoint belongs to its unit."""
 
-    async def stranger(self, spec: ReplicaSpec) -> str:
-        """Who listens instead, in words; empty when it is the unit's own process or cannot be known."""
+    async def stranger(self, spec: ReplicaSpec) -> str | None:
+        """Who listens instead, in words; empty when nobody is known to, None when systemd cannot be asked now."""
         ...
 
 
@@ -70,7 +71,10 @@ class Effects:
         self._engine_for = engine_for
         self._engines: dict[str, tuple[ReplicaSpec, Engine]] = {}
         self._models: dict[str, ModelSpec] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: What is under way, and the engine client that it uses.
+        self._tasks: dict[asyncio.Task[None], Engine | None] = {}
+        #: Clients that are closed when what they are used for is over.
+        self._retired: list[Engine] = []
         self._report: Callable[[Event], None] = lambda event: None
         #: Replicas whose endpoint was seen to belong to their unit since its last start.
         self._known_owner: set[str] = set()
@@ -81,18 +85,20 @@ class Effects:
         self._report = dispatch
 
     def configure(self, models: Sequence[ModelSpec]) -> None:
-        """One engine client per replica; those whose replica is gone or differs are closed."""
+        """One engine client per replica; those whose replica is gone or is asked otherwise now end with their calls."""
         replicas = replicas_of(models)
         before, self._models = self._models, {model.name: model for model in models}
-        for name, (spec, engine) in list(self._engines.items()):
-            same_serve = _serve(before, spec) == _serve(self._models, spec)
-            if replicas.get(name) != spec or not same_serve:
-                del self._engines[name]
+        for name, (old, engine) in list(self._engines.items()):
+            new = replicas.get(name)
+            if new != old:
                 self._known_owner.discard(name)
-                self._spawn(engine.close())
+            if new is None or _asked(before, old) != _asked(self._models, new):
+                del self._engines[name]
+                self._retired.append(engine)
+                self._spawn(self._retire(engine))
         for name, spec in replicas.items():
-            if name not in self._engines:
-                self._engines[name] = (spec, self._engine_for(self._models[spec.model], spec))
+            kept = self._engines.get(name)
+            self._engines[name] = (spec, kept[1] if kept else self._engine_for(self._models[spec.model], spec))
 
     def perform(self, action: Action) -> None:
         """Set one action going; returns at once."""
@@ -100,13 +106,13 @@ class Effects:
             case RunUnitJob():
                 self._spawn(self._unit_job(action))
             case CallEngine():
-                self._spawn(self._call(action))
+                self._spawn(self._call(action), action.replica)
             case ProbeEngine():
-                self._spawn(self._probe(action))
+                self._spawn(self._probe(action), action.replica)
             case Persist():
                 self._spawn(self._persist(action))
             case TakeFingerprint():
-                self._spawn(self._fingerprint(action))
+                self._spawn(self._fingerprint(action), action.replica)
             case SaveFingerprint():
                 self._spawn(self._save_fingerprint(action))
             case ReadLastLines():
@@ -119,18 +125,27 @@ class Effects:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, engine in self._engines.values():
+        for engine in (*self._retired, *(engine for _, engine in self._engines.values())):
             await engine.close()
+        self._retired.clear()
         self._engines.clear()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _retire(self, engine: Engine) -> None:
+        """A call that is cut looks like an engine that failed, and would cost its unit a restart."""
+        calls = [task for task, used in self._tasks.items() if used is engine]
+        if calls:
+            await asyncio.wait(calls)
+        await engine.close()
+        self._retired.remove(engine)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], replica: str = "") -> None:
         """The one place where tasks begin: none is forgotten, and a defect in one is logged with its traceback."""
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        _, self._tasks[task] = self._engines.get(replica, (None, None))
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and task.exception() is not None:
             log.error("an effect failed in a way that nobody foresaw", exc_info=task.exception())
 
@@ -180,7 +195,7 @@ class Effects:
 
     async def _call(self, action: CallEngine) -> None:
         if action.replica not in self._engines:
-            self._report(EngineAnswered(action.replica, action.op, "the replica is no longer configured"))
+            self._report(EngineAnswered(action.replica, action.op, _GONE))
             return
         spec, engine = self._engines[action.replica]
         simulated = action.replica in self._simulated
@@ -189,8 +204,10 @@ class Effects:
         try:
             match action.call:
                 case Call.SLEEP:
+                    # Whatever the measuring takes: nobody must fall asleep when the core does not wait for it any more.
+                    until = asyncio.get_running_loop().time() + action.timeout
                     before = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
-                    await engine.sleep(action.level, action.timeout)
+                    await engine.sleep(action.level, until - asyncio.get_running_loop().time())
                     after = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
                 case Call.WAKE_UP:
                     await engine.wake_up(action.tags, action.timeout)
@@ -204,6 +221,8 @@ class Effects:
 
     async def _probe(self, action: ProbeEngine) -> None:
         if action.replica not in self._engines:
+            if action.verify:  # a sequence waits for it; other looks would take it for a fault
+                self._report(Probed(action.replica, action.op, Probe(EngineState.UNREACHABLE, _GONE)))
             return
         spec, engine = self._engines[action.replica]
         if action.verify:
@@ -219,7 +238,7 @@ class Effects:
                 stranger = await self._owner.stranger(spec)
                 if stranger:
                     probe = Probe(EngineState.WRONG_MODEL, stranger)
-                else:
+                elif stranger is not None:
                     self._known_owner.add(action.replica)
         else:
             self._known_owner.discard(action.replica)
@@ -227,7 +246,7 @@ class Effects:
 
     async def _fingerprint(self, action: TakeFingerprint) -> None:
         if action.replica not in self._engines:
-            self._report(Fingerprinted(action.replica, action.op, None, "the replica is no longer configured"))
+            self._report(Fingerprinted(action.replica, action.op, None, _GONE))
             return
         _, engine = self._engines[action.replica]
         seen, error = None, ""
@@ -269,9 +288,10 @@ def _why(status: UnitStatus, result: str) -> str:
     return text
 
 
-def _serve(models: Mapping[str, ModelSpec], spec: ReplicaSpec) -> ServeSpec | None:
+def _asked(models: Mapping[str, ModelSpec], spec: ReplicaSpec) -> tuple[object, ...]:
+    """All that a replica's client is made of."""
     model = models.get(spec.model)
-    return model.serve if model is not None else None
+    return spec.endpoint, spec.bundled, spec.model, model.serve if model is not None else None
 
 
 def replicas_of(models: Iterable[ModelSpec]) -> dict[str, ReplicaSpec]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
 
 from supervisord.core.spec import ReplicaSpec
 from supervisord.engine.cgroup import processes, unit_group
@@ -12,6 +11,8 @@ from supervisord.engine.owner import Ownership, owner_of
 from supervisord.engine.vllm import VllmEngine
 from supervisord.ports import Engine, ServiceManager, UnitError
 
+#: Seconds that systemd has to tell a unit's main process: looks and sleeps do not wait for a bus that is away.
+ASK_TIMEOUT = 2.0
 #: Seconds that one measurement of memory may take; a wedged driver must not hold up a sleep for long.
 MEASURE_TIMEOUT = 10.0
 
@@ -28,18 +29,26 @@ class ProcessInspector:
         if simulated and isinstance(engine, VllmEngine):
             reader = SimulatedMemory(engine)
         else:
-            reader = GpuMemory(await self._processes_of(spec))
+            group = await self._group_of(spec)
+            reader = GpuMemory(lambda: processes(group))
         return await reader.read(MEASURE_TIMEOUT)
 
-    async def stranger(self, spec: ReplicaSpec) -> str:
-        """Who listens on the endpoint in place of the unit's own process, in words; empty when nobody is known to."""
-        owner = await owner_of(spec.endpoint, await self._processes_of(spec))
+    async def stranger(self, spec: ReplicaSpec) -> str | None:
+        """Who listens on the endpoint in place of the unit's own process, in words; empty when nobody is known to.
+
+        None where the unit's processes are not known: then everybody would be a stranger.
+        """
+        group = await self._group_of(spec)
+        if group is None:
+            return None
+        owner = await owner_of(spec.endpoint, lambda: processes(group))
         return owner.detail if owner.ownership is Ownership.FOREIGN else ""
 
-    async def _processes_of(self, spec: ReplicaSpec) -> Callable[[], Iterable[int]]:
+    async def _group_of(self, spec: ReplicaSpec) -> str | None:
+        """The unit's control group; None where that is not known."""
         try:
-            (status,) = await self._manager.status([spec.unit])
-        except UnitError:
-            return lambda: ()
-        group = await asyncio.to_thread(unit_group, spec.unit, status.main_pid)
-        return lambda: processes(group) if group else ()
+            async with asyncio.timeout(ASK_TIMEOUT):
+                (status,) = await self._manager.status([spec.unit])
+        except (UnitError, TimeoutError):
+            return None
+        return await asyncio.to_thread(unit_group, spec.unit, status.main_pid)
