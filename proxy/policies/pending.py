@@ -1,11 +1,15 @@
 """The prefill work that a replica still has to do, in seconds: charged at dispatch, released at the first byte.
 
-An engine prefills in the order in which requests came, so the first one's work shrinks as time goes by.
+An engine prefills in the order in which requests came, so the first one's work shrinks as time goes by. What is short
+is computed together, in one step, and its first bytes come at once: it shares the time of the first of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+#: First bytes that come within so many seconds of each other are of one step of the engine.
+TOGETHER = 0.003
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +23,16 @@ class Charge:
     began: float = 0.0
     #: It is in the queue.
     open: bool = True
+    #: Seconds it took, and the predicted ones of those that were computed beside it meanwhile; None: not known.
+    took: float | None = None
+    beside: float = 0.0
+
+    @property
+    def own(self) -> float | None:
+        """Its share of the seconds it took."""
+        if self.took is None or not self.beside:
+            return self.took
+        return self.took * self.seconds / (self.seconds + self.beside)
 
 
 class Pending:
@@ -28,6 +42,8 @@ class Pending:
         self._charges: dict[Charge, None] = {}
         #: The one that is being computed; None: nothing is.
         self._head: Charge | None = None
+        #: The one whose first byte made that one the first; None: nothing was before it.
+        self._before: Charge | None = None
         self._total = 0.0
 
     def __len__(self) -> int:
@@ -41,13 +57,28 @@ class Pending:
         self._charges[charge] = None
         self._total += charge.seconds
 
-    def release(self, charge: Charge, now: float) -> float | None:
-        """Its prefill is done, or it is gone. Returns the seconds it took if it was the first of the queue."""
+    def done(self, charge: Charge, now: float) -> None:
+        """Its first byte came. It is told how long that took if it was the first of the queue."""
         if not charge.open:
-            return None
-        took = now - charge.began if self._head is charge else None
+            return
+        head, before = self._head, self._before
+        if head is not charge:
+            if head is not None:
+                head.beside += charge.seconds  # in the same step, or at least in the same time
+        elif before is not None and before.took is not None and now - charge.began < TOGETHER:
+            before.took += now - charge.began
+            before.beside += charge.seconds
+        else:
+            charge.took = now - charge.began
+            self._before = charge
         self._take_out(charge, now)
-        return took
+
+    def release(self, charge: Charge, now: float) -> None:
+        """It is gone."""
+        if charge.open:
+            if self._head is charge:
+                self._before = None
+            self._take_out(charge, now)
 
     def seconds(self, now: float) -> float:
         """The work left."""
@@ -63,7 +94,7 @@ class Pending:
         del self._charges[charge]
         charge.open = False
         if not self._charges:
-            self._head, self._total = None, 0.0
+            self._head, self._before, self._total = None, None, 0.0
             return
         self._total -= charge.seconds
         if self._head is charge:

@@ -70,7 +70,6 @@ class _Sent:
     #: Share of the prompt that was computed here before, whether or not it is believed to be there still; and its age.
     known: float
     age: float
-    took: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -196,7 +195,7 @@ class Prefill:
         """Its prefill is done."""
         sent = self._sent.get(id(facts))
         if sent is not None:
-            sent.took = sent.pending.release(sent.charge, self._clock())
+            sent.pending.done(sent.charge, self._clock())
 
     def finished(self, facts: Facts, cached: float | None, tokens: int | None = None) -> None:
         """Learn from it, if it had an answer, and let it go."""
@@ -209,29 +208,30 @@ class Prefill:
         if tokens and facts.sizes:
             self._token.add(facts.sizes[-1], tokens)
         new = sent.new
-        if cached is None and sent.took is not None and sent.charge.streams:
-            cached = self._inferred(sent)
+        took = sent.charge.own if sent.charge.streams else None
+        if cached is None and took is not None:
+            cached = self._inferred(sent, took)
         if cached is not None:
             new = max(1.0, sent.length * (1 - cached))
             sent.held.clock += new - sent.new
             if sent.known * sent.length >= _TELLING:
                 sent.held.observed(sent.age, cached >= sent.known / 2)
-        if sent.took is not None and sent.charge.streams:
+        if took is not None:
             predicted = self._time.seconds(new, sent.length)
-            sent.replica.speed.add(sent.took / max(predicted, 1e-3))
+            sent.replica.speed.add(took / max(predicted, 1e-3))
             # A slow replica's seconds, told as those of an ordinary one: the model is of the model.
-            self._time.add(Sample(new, sent.length, sent.took / sent.replica.speed.factor))
+            self._time.add(Sample(new, sent.length, took / sent.replica.speed.factor))
 
-    def _inferred(self, sent: _Sent) -> float | None:
+    def _inferred(self, sent: _Sent, took: float) -> float | None:
         """Was the known prefix there? Told from the time, where that differs enough; engines tell it only if asked."""
-        if sent.known * sent.length < _TELLING or sent.took is None:
+        if sent.known * sent.length < _TELLING:
             return None
         factor = sent.replica.speed.factor
         hit = factor * self._time.seconds(max(1.0, sent.length * (1 - sent.known)), sent.length)
         miss = factor * self._time.seconds(sent.length, sent.length)
         if miss < _TELLING_RATIO * hit:
             return None
-        return sent.known if sent.took < (hit * miss) ** 0.5 else 0.0
+        return sent.known if took < (hit * miss) ** 0.5 else 0.0
 
     @property
     def under_way(self) -> int:

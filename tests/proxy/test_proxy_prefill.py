@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.policies.held import Halves, Held
-from proxy.policies.pending import Charge, Pending
 from proxy.policies.prefill import Prefill
 from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.reading.facts import Facts
@@ -205,6 +204,31 @@ def test_a_slow_replica_is_found_out_and_gets_less(policy, time):
     assert served["a"] < served["b"] / 4
 
 
+@pytest.mark.parametrize("last", [15, 7, 0])
+def test_a_burst_that_is_computed_in_one_step_tells_of_no_other_speed(policy, time, last):
+    """2000 tokens a second, learned; then 16 questions about one text, whose first bytes come at once in any order."""
+    for n in range(16):
+        facts = prompt((f"x{n}", 8000))
+        policy.choose(facts, replicas("ab"[n % 2]))
+        time.now += 4
+        policy.first_byte(facts)
+        policy.finished(facts, None)
+    for text in range(3):
+        burst = [prompt((f"text {text}", 20_000), (f"q{n}", 500)) for n in range(16)]
+        for facts in burst:
+            policy.choose(facts, replicas("a"))
+        time.now += (20_000 + 16 * 500) / 2000
+        for facts in burst[last:] + burst[:last]:
+            policy.first_byte(facts)
+            time.now += 1e-4
+        for facts in burst:
+            policy.finished(facts, None)
+    bids = policy.explain(prompt(("x", 8000)), replicas()).bids
+    assert {bid.replica: bid.seconds for bid in bids} == {name: pytest.approx(4.0, rel=0.25) for name in "ab"}
+    # Nor were the texts found gone for the time that all of their questions took.
+    assert policy.explain(prompt(("text 0", 20_000), ("q", 500)), replicas("a")).bids[0].cached_tokens == 20_000
+
+
 def test_what_made_room_in_a_cache_counts_as_cold_after_a_miss(policy, time):
     """Ten prompts of 20000 tokens, over and over, in a cache that holds fewer: the answers tell."""
     for _ in range(3):
@@ -310,27 +334,6 @@ def test_no_idle_replica_starves(count, seed):
 
 
 # the parts
-
-
-def test_a_request_is_released_once_and_the_next_becomes_the_first():
-    pending = Pending()
-    first, second = Charge(5.0, True), Charge(3.0, True)
-    pending.add(first, 0.0)
-    pending.add(second, 1.0)
-    assert pending.seconds(2.0) == 6.0
-    assert pending.release(first, 4.0) == 4.0
-    assert pending.release(first, 4.0) is None
-    assert pending.seconds(5.0) == 2.0
-    assert pending.release(second, 6.5) == 2.5
-    assert (len(pending), pending.seconds(7.0)) == (0, 0.0)
-
-
-def test_a_stream_that_is_late_holds_up_those_behind_it_and_a_whole_answer_does_not():
-    for streams, left in ((True, 3.0), (False, 2.0)):
-        pending = Pending()
-        pending.add(Charge(5.0, streams), 0.0)
-        pending.add(Charge(3.0, True), 0.0)
-        assert pending.seconds(6.0) == left
 
 
 def test_the_prefill_time_is_learned_whatever_its_shape():
