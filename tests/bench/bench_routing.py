@@ -61,6 +61,7 @@ def run(job: tuple[str, str, int, int]) -> dict[str, object]:
     )
     fleet = Fleet([replace(ENGINE, costs=slow), *[ENGINE] * (REPLICAS - 1)], EVERY[policy])
     fleet.most_turns = turns
+    fleet.salt = str(seed)  # the conversations of all seeds have the same names
     load(fleet, random.Random(seed))
     fleet.run()
     done = fleet.finished

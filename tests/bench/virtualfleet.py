@@ -96,9 +96,9 @@ def block_keys(parts: Sequence[Part], block: int) -> list[int]:
     return keys
 
 
-def prefix_keys(parts: Sequence[Part]) -> tuple[bytes, ...]:
+def prefix_keys(parts: Sequence[Part], salt: str = "") -> tuple[bytes, ...]:
     """Keys as in ``proxy.reading.facts``, but the same in every process: the hashing policies depend on them."""
-    state = hashlib.sha256()
+    state = hashlib.sha256(salt.encode())
     keys = []
     for part in parts:
         state.update(f"{part.name}\0".encode())
@@ -106,11 +106,11 @@ def prefix_keys(parts: Sequence[Part]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def facts_of(request: Request) -> Facts:
+def facts_of(request: Request, salt: str = "") -> Facts:
     """What the proxy would know of it."""
     if request.kind == "embed":
         return Facts("m", False)
-    keys = prefix_keys(request.parts)
+    keys = prefix_keys(request.parts, salt)
     sizes = tuple(itertools.accumulate(part.tokens * BYTES_PER_TOKEN for part in request.parts))
     return Facts("m", True, keys, request.instructions, sizes)
 
@@ -182,6 +182,8 @@ class Fleet:
     def __init__(self, shapes: Sequence[Shape], policy: Callable[[Callable[[], float]], AnyPolicy]) -> None:
         self.now = 0.0
         self.most_turns = 1000
+        #: Another one makes other keys of the same texts: where a hash puts them is a draw of its own.
+        self.salt = ""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.replicas = [Replica("abcdefgh"[n], shape, self) for n, shape in enumerate(shapes)]
@@ -206,7 +208,7 @@ class Fleet:
         request.sent = self.now
         if then is not None:
             self._then[id(request)] = then
-        request.facts = facts_of(request)
+        request.facts = facts_of(request, self.salt)
         self._route(request)
 
     def restart(self, number: int, seconds: float) -> None:
