@@ -22,6 +22,10 @@ from supervisord.core.view import FleetView, look, running
 
 log = logging.getLogger(__name__)
 
+#: Seconds by which the epoch's clock must have gone another way than ours (a suspend, a clock that was set) until other
+#: instants are shown to people: each look would differ from the one before otherwise.
+SHIFT = 1.0
+
 
 class Dispatcher:
     """Implements ``Admission`` for the proxy and takes events from everybody else."""
@@ -34,13 +38,14 @@ class Dispatcher:
     ) -> None:
         """``perform`` sets one effect going and returns at once; its result is dispatched later, never from within.
 
-        ``wall``: seconds since the epoch; asked once, now.
+        ``wall``: seconds since the epoch.
         """
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
-        # Instants are shown to people, but must never go back: wall time once, then the loop's own clock.
-        self._began = wall()
+        # What is counted from must never go back: wall time once, then the loop's own clock.
+        self._wall, self._began = wall, wall()
         self._epoch = self._began - self._loop.time()
+        self._shift = 0.0
         self._fleet = Fleet()
         self._perform = perform
         self._on_note = on_note
@@ -51,7 +56,7 @@ class Dispatcher:
         self._listeners: list[Callable[[], None]] = []
 
     def now(self) -> float:
-        """Seconds since the epoch, monotonic."""
+        """Seconds since the epoch, monotonic: without the time in which the machine was suspended since our start."""
         return self._epoch + self._time()
 
     # --- events ---
@@ -73,7 +78,10 @@ class Dispatcher:
             del self._commands[ticket]
 
     def view(self) -> FleetView:
-        return look(self._fleet)
+        shift = self._wall() - self.now()
+        if abs(shift - self._shift) >= SHIFT:
+            self._shift = shift
+        return look(self._fleet, self._shift)
 
     def adopted(self) -> bool:
         """The first reconciliation is done."""

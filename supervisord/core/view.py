@@ -109,11 +109,11 @@ _BEST_FIRST = (
 _RUNNING = frozenset({Life.READY, Life.DRAINING, Life.FALLING_ASLEEP, Life.ASLEEP, Life.WAKING})
 
 
-def look(fleet: Fleet) -> FleetView:
-    """A snapshot of the whole fleet."""
+def look(fleet: Fleet, shift: float = 0.0) -> FleetView:
+    """A snapshot of the whole fleet. ``shift``: what the epoch's clock shows more than the loop's, seconds."""
     return FleetView(
-        tuple(_model_view(model, fleet) for model in fleet.models.values()),
-        tuple(_replica_view(replica) for replica in fleet.replicas.values()),
+        tuple(_model_view(model, fleet, shift) for model in fleet.models.values()),
+        tuple(_replica_view(replica, shift) for replica in fleet.replicas.values()),
         fleet.draining,
     )
 
@@ -128,8 +128,9 @@ def running(fleet: Fleet) -> list[Running]:
     ]
 
 
-def _model_view(model: Model, fleet: Fleet) -> ModelView:
+def _model_view(model: Model, fleet: Fleet, shift: float) -> ModelView:
     replicas = model.replicas
+    idle_since = 0.0 if model.in_flight or model.waiting else max((r.idle_since for r in replicas), default=0.0)
     served = dict.fromkeys((*model.spec.adapters, *(name for r in replicas for name in r.adapters)))
     return ModelView(
         name=model.name,
@@ -139,7 +140,7 @@ def _model_view(model: Model, fleet: Fleet) -> ModelView:
         held=bool(replicas) and all(r.hold is not Hold.NONE for r in replicas),
         in_flight=model.in_flight,
         waiting=len(model.waiting),
-        idle_since=0.0 if model.in_flight or model.waiting else max((r.idle_since for r in replicas), default=0.0),
+        idle_since=_shown(idle_since, shift),
         wake_seconds=max((r.last_wake_seconds for r in replicas), default=0.0),
         max_model_len=min((r.max_model_len for r in replicas if r.max_model_len), default=0),
         replicas=tuple(r.name for r in replicas),
@@ -148,7 +149,7 @@ def _model_view(model: Model, fleet: Fleet) -> ModelView:
     )
 
 
-def _replica_view(replica: Replica) -> ReplicaView:
+def _replica_view(replica: Replica, shift: float) -> ReplicaView:
     step = replica.steps[replica.step_index].words if replica.steps else ""
     return ReplicaView(
         name=replica.name,
@@ -163,13 +164,17 @@ def _replica_view(replica: Replica) -> ReplicaView:
         gpus=replica.spec.gpus,
         in_flight=replica.in_flight,
         last_error=replica.last_error,
-        state_since=replica.since,
-        idle_since=replica.idle_since,
+        state_since=_shown(replica.since, shift),
+        idle_since=_shown(replica.idle_since, shift),
         wake_seconds=replica.last_wake_seconds,
         start_seconds=replica.start_seconds,
         max_model_len=replica.max_model_len,
         served_names=replica.served_names,
         simulated=replica.simulated,
         can_sleep=replica.can_sleep,
-        retry_at=replica.retry_at if replica.life is Life.FAILED else 0.0,
+        retry_at=_shown(replica.retry_at if replica.life is Life.FAILED else 0.0, shift),
     )
+
+
+def _shown(instant: float, shift: float) -> float:
+    return instant + shift if instant else 0.0
