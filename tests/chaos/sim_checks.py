@@ -93,6 +93,8 @@ class Checks:
             elif replica.idle_since != seen.idle_since and event is not None:
                 world.fail("9", f"{replica.name}'s idle clock was set by {event}")
             seen.idle_since = replica.idle_since
+            if life is Life.DRAINING and replica.goal is None and not fleet.draining:
+                world.fail("liveness", f"{replica.name} drains for nothing")
             if life in OPERATING:
                 if replica.op_deadline is None:
                     world.fail("liveness", f"{replica.name} is {life} for ever")

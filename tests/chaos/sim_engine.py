@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from supervisord.core.actions import Call
-from supervisord.core.record import Phase
+from supervisord.core.record import Phase, Record
 
 if TYPE_CHECKING:
     from sim_loop import Process
@@ -249,13 +249,16 @@ class EngineProcess:
         """Invariants 2 and 6, as the engine sees them."""
         if self.dead or not self.listening or not owner.alive:
             return
-        name = self.unit.replica
-        record = self.world.disk.get(name)
-        mine = record is not None and record.invocation == self.invocation
+        name = self.unit.name
+        records = [record for each in self.unit.names if (record := self.world.disk.get(each)) is not None]
         if call is Call.SLEEP:
             if any(request.owner is owner for request in self.requests):
                 self.world.fail("2", f"sleep reached {name} with requests of ours inside")
-            if record is None or record.phase is not Phase.FALLING_ASLEEP or (mine and record.level != level):
-                self.world.fail("6", f"sleep {level} reached {name} with {record} on disk")
-        elif record is None or record.phase is not Phase.WAKING:
-            self.world.fail("6", f"{call} reached {name} with {record} on disk")
+            if not any(self._is_intent_to_sleep(record, level) for record in records):
+                self.world.fail("6", f"sleep {level} reached {name} with {records} on disk")
+        elif not any(record.phase is Phase.WAKING for record in records):
+            self.world.fail("6", f"{call} reached {name} with {records} on disk")
+
+    def _is_intent_to_sleep(self, record: Record, level: int) -> bool:
+        mine = record.invocation == self.invocation
+        return record.phase is Phase.FALLING_ASLEEP and (record.level == level or not mine)

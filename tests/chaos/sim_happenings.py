@@ -138,6 +138,8 @@ class Happenings:
         supervisor = self._world.supervisor
         if supervisor is not None and supervisor.accepting:
             supervisor.process.call_soon(supervisor.reload)
+        else:
+            self._world.untold = True
 
     # --- accidents, and people at the keyboard ---
 
@@ -163,6 +165,7 @@ class Happenings:
                 verb = rng.choice(("start", "stop", "restart"))
                 if verb == "stop" or unit.load_state == "loaded":
                     self._note(item, unit.name, f"systemctl {verb}")
+                    self._world.started_by_hand.add(unit.name)
                     getattr(unit, verb)(lambda result: None)
             case "unit masked":
                 self._note(item, unit.name, "unit masked")
@@ -190,27 +193,29 @@ class Happenings:
 
     def _memories(self, unit: Unit) -> list[Record | None]:
         """What is written down about a replica, and what the living supervisor remembers of that."""
-        memories = [self._world.disk.get(unit.replica)]
+        memories = [self._world.disk.get(unit.names[0])]
         supervisor = self._world.supervisor
         fleet = supervisor.checks.fleet if supervisor is not None else None
-        if fleet is not None and unit.replica in fleet.replicas:
-            memories.append(fleet.replicas[unit.replica].record)
+        if fleet is not None and unit.names[0] in fleet.replicas:
+            memories.append(fleet.replicas[unit.names[0]].record)
         return memories
 
     def _empty(self, unit: Unit) -> bool:
         """The supervisor has sent no request into the engine that is not over."""
         supervisor = self._world.supervisor
         fleet = supervisor.checks.fleet if supervisor is not None else None
-        return fleet is None or unit.replica not in fleet.replicas or not fleet.replicas[unit.replica].in_flight
+        mine = [r for r in fleet.replicas.values() if r.spec.unit == unit.name] if fleet is not None else []
+        return not any(replica.in_flight for replica in mine)
 
     def _records(self, unit: Unit, engine: EngineProcess) -> list[Record]:
         """Those that are about this run."""
         return [r for r in self._memories(unit) if r is not None and r.invocation == engine.invocation]
 
     def _has_canary(self, unit: Unit, engine: EngineProcess) -> bool:
-        kept = self._world.disk.fingerprint_of(unit.replica, engine.invocation) is not None
+        name = unit.names[-1]
+        kept = len(unit.names) == 1 and self._world.disk.fingerprint_of(name, engine.invocation) is not None
         return kept and any(
-            model.wake.canary for model in self._world.config.models for r in model.replicas if r.name == unit.replica
+            model.wake.canary for model in self._world.config.models for r in model.replicas if r.name == name
         )
 
     def _wake_by_hand(self, item: Item, unit: Unit, engine: EngineProcess) -> None:
@@ -224,7 +229,8 @@ class Happenings:
         def may() -> bool:
             says_2 = [record.level == 2 for record in self._records(unit, engine)]
             known = all(says_2) and len(says_2) == len(self._memories(unit))
-            if not engine.whole and not (known and self._empty(unit)):
+            # A daemon that dies while it takes in another name of a unit need not have the unit's record under that.
+            if not engine.whole and not (known and self._empty(unit) and len(unit.names) == 1):
                 return False
             self._note(item, unit.name, "woken by hand")
             return True

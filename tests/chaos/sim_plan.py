@@ -27,6 +27,10 @@ SHORT_LADDERS = (
 )
 LONG_LADDERS = (*SHORT_LADDERS, IdleLadder(600.0, 3600.0, 28800.0), IdleLadder(sleep2=7200.0, stop=36000.0))
 
+#: Cards that a replica has; and what its name ends with when a reload gave it another one.
+GPUS: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1), ())
+RENAMED = "-again"
+
 #: What happens from outside, and how often beside the others.
 KINDS = {
     "request": 40.0,
@@ -34,7 +38,7 @@ KINDS = {
     "long request": 3.0,
     "command to a replica": 4.0,
     "command to a model": 3.0,
-    "reload": 2.0,
+    "reload": 4.0,
     "kill": 2.0,
     "kill at a step": 3.0,
     "terminate": 0.7,
@@ -146,7 +150,7 @@ def _ladder(rng: Random, interval: float) -> IdleLadder:
 
 def _replica(rng: Random, model: str, number: int) -> ReplicaSpec:
     name = f"{model}-{'abc'[number]}"
-    gpus = rng.choice(((0,), (1,), (number,), (0, 1), ()))
+    gpus = rng.choice((GPUS[0], GPUS[1], (number,), *GPUS[2:]))
     bundled = rng.random() < 0.8
     unit = f"vllm@{name}.service" if bundled else f"{name}.service"
     memory = rng.choice((None, 1, 2, 3))
@@ -161,7 +165,7 @@ def changed(config: Config, first: Config, rng: Random) -> Config:
     target = rng.choice(first.models)
     model = models.get(target.name)
     interval = config.supervisor.probe_interval
-    match rng.choice(("nothing", "model", "replica", "ladder", "serve", "wake")):
+    match rng.choice(("nothing", "model", "replica", "ladder", "serve", "wake", "name", "unit", "gpus")):
         case "model":
             if model is not None and len(models) > 1:
                 del models[model.name]
@@ -169,7 +173,7 @@ def changed(config: Config, first: Config, rng: Random) -> Config:
                 models[target.name] = target
         case "replica" if model is not None:
             gone = rng.choice(target.replicas)
-            kept = tuple(r for r in model.replicas if r.name != gone.name)
+            kept = tuple(r for r in model.replicas if _first_name(r) != gone.name)
             added = (*model.replicas, gone)
             has_it = len(kept) < len(model.replicas)
             models[target.name] = replace(
@@ -181,7 +185,31 @@ def changed(config: Config, first: Config, rng: Random) -> Config:
             models[target.name] = replace(model, serve=ServeSpec("m", args=(str(rng.randrange(3)),)))
         case "wake" if model is not None:
             models[target.name] = replace(model, wake=replace(model.wake, max_waiting=rng.choice((4, 64))))
+        case "name" | "unit" | "gpus" as what if model is not None:
+            place = rng.randrange(len(model.replicas))
+            other = _other(model.replicas[place], what, rng)
+            replicas = (*model.replicas[:place], other, *model.replicas[place + 1 :])
+            models[target.name] = replace(model, replicas=replicas)
         case _:
             pass
     order = [m.name for m in first.models]
     return replace(config, models=tuple(sorted(models.values(), key=lambda m: order.index(m.name))))
+
+
+def _first_name(replica: ReplicaSpec) -> str:
+    return replica.name.removesuffix(RENAMED)
+
+
+def _other(replica: ReplicaSpec, what: str, rng: Random) -> ReplicaSpec:
+    """Another name for it (and for its unit, where that is named after it), another unit, or another GPU."""
+    if what == "gpus":
+        return replace(replica, gpus=rng.choice(GPUS))
+    name, bundled = replica.name, replica.bundled
+    if what == "name":
+        name = _first_name(replica) if name.endswith(RENAMED) else name + RENAMED
+        if not bundled:
+            return replace(replica, name=name)
+    else:
+        bundled = not bundled
+    unit = f"vllm@{name}.service" if bundled else f"{_first_name(replica)}.service"
+    return replace(replica, name=name, unit=unit, bundled=bundled, endpoint=f"unix:/run/{unit}/engine.sock")

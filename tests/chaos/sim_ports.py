@@ -59,7 +59,7 @@ class EnginePort:
             return await self._too_late(timeout - latency)
         asleep = {"says awake": False, "says asleep": True}.get(fault, engine.asleep)
         state = EngineState.ASLEEP if asleep else EngineState.AWAKE
-        probe = Probe(state, "", (unit.replica,), 4096, KV_TOKENS, can_sleep=unit.can_sleep, simulated=True)
+        probe = Probe(state, "", (unit.names[-1],), 4096, KV_TOKENS, can_sleep=unit.can_sleep, simulated=True)
         return self._said(probe)
 
     async def verify(self, timeout: float) -> Probe:
@@ -101,7 +101,8 @@ class EnginePort:
         return Fingerprint(("whole" if engine.whole else "garbage",), (-0.1,)) if unit.answers_canary else None
 
     async def close(self) -> None:
-        pass
+        if self._calls and self._process.alive:
+            self._world.fail("12", f"a call to {self.unit.name} is cut by a reload")
 
     async def _call(self, call: Call, timeout: float, *, level: int = 0, tags: tuple[str, ...] = ()) -> None:
         unit, world = self.unit, self._world

@@ -138,6 +138,7 @@ def _end_well(world: World, happenings: Happenings) -> None:
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "requests or commands are never answered")
     spec = world.config.supervisor
     _go_on(world, world.now + 2 * spec.start_timeout + 2 * spec.probe_interval + 300.0)
+    _check_commands(world)
     _until(world, lambda: _idle(world), SETTLED_WITHIN, "the supervisor never accepts again")
     # What it was told last, which need not be what the files say by now.
     models = world.supervisor.reloader.config.models if world.supervisor is not None else ()
@@ -153,6 +154,22 @@ def _end_well(world: World, happenings: Happenings) -> None:
     if world.violation is None:
         _go_on(world, world.now + longest + 300.0)
         _check_rest(world, happenings)
+
+
+def _check_commands(world: World) -> None:
+    """What was reloaded is what runs. (Over a kill others tell: the launcher leaves word of what it started.)"""
+    supervisor = world.supervisor
+    if supervisor is None or world.starts > 1 or world.untold or world.violation is not None:
+        return
+    config = supervisor.reloader.config
+    for unit in world.units.values():
+        if not unit.name.startswith("vllm@") or unit.down or unit.name in world.started_by_hand:
+            continue
+        command = world.command_of(unit.name, config)
+        if command is None:
+            world.fail("12", f"{unit.name} is not configured any more, and runs on")
+        elif unit.runs != command:
+            world.fail("12", f"{unit.name} runs with {unit.runs}, and {command} is configured")
 
 
 def _has_room(world: World, model: ModelSpec) -> bool:

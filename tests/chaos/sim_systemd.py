@@ -25,7 +25,9 @@ class Unit:
 
     def __init__(self, world: World, name: str, replica: str, number: int) -> None:
         choose = world.choices
-        self.world, self.name, self.replica, self.number = world, name, replica, number
+        self.world, self.name, self.number = world, name, number
+        #: What its replica was called, the first name first.
+        self.names = [replica]
         #: Type=notify rather than exec: active only when the engine is ready.
         self.notify = choose.chance(f"{name} notify", 0.3)
         self.restarts = choose.chance(f"{name} Restart=always", 0.8)
@@ -38,6 +40,8 @@ class Unit:
         self.active, self.sub, self.result = "inactive", "dead", "success"
         self.run = self.restarted = 0
         self.engine: EngineProcess | None = None
+        #: What it was started with.
+        self.runs: object = None
         #: The job under way, and who waits for it.
         self.job = ""
         self._waiting: list[Callable[[str], None]] = []
@@ -140,6 +144,7 @@ class Unit:
     def _exec(self) -> None:
         """Start the process, as ExecStart does."""
         self.run += 1
+        self.runs = self.world.command_of(self.name)
         fault = self.world.choices.fault(self.name, "start", START_FAULTS)
         engine = self.engine = EngineProcess(self, self.invocation)
         if fault == "start-pre never ends" or self.notify:

@@ -50,6 +50,9 @@ class World:
         self.trap: tuple[str, int, str] | None = None
         self.violation: Violation | None = None
         self.steps = 0
+        #: The files changed, and the supervisor was not there to be told.
+        self.untold = False
+        self.started_by_hand: set[str] = set()
         self.jobs_by_verb: Counter[str] = Counter()
         self.kills = self.starts = self.failovers = 0
         #: Of one model, at the same time, until there was room in a KV cache.
@@ -101,8 +104,19 @@ class World:
             for spec in model.replicas:
                 if spec.unit not in self.units:
                     self.units[spec.unit] = Unit(self, spec.unit, spec.name, len(self.units))
+                names = self.units[spec.unit].names
+                if spec.name not in names:
+                    names.append(spec.name)
                 self._unit_names[spec.name] = spec.unit
                 self._endpoints[spec.endpoint] = self.units[spec.unit]
+
+    def command_of(self, unit: str, config: Config | None = None) -> object:
+        """What a bundled engine is started with according to the files, or to ``config``."""
+        for model in (config or self.config).models:
+            for spec in model.replicas:
+                if spec.unit == unit:
+                    return spec, model.serve, model.aliases
+        return None
 
     def unit_of(self, replica: str) -> str:
         return self._unit_names.get(replica, "")
