@@ -31,8 +31,12 @@ SOCKET = "vllm-supervisord.socket"
 PATIENCE = 360.0
 #: Tokens in a block of the KV cache, as model.toml.in has them.
 BLOCK = 32
+#: A line of model.toml.in after which others fit.
+EAGER = "enforce-eager = true"
 #: The engine's routes that a sleep and a wake go through.
 CONTROL = re.compile(r'"POST (/(?:sleep|wake_up|collective_rpc|reset_prefix_cache)\S*|/v1/(?:chat/)?completions) HTTP')
+#: What its log says of a completion as soon as it has it, where it logs requests.
+RECEIVED = re.compile(r"Received request (?:chat)?cmpl-")
 
 
 def run(*command: str, check: bool = True, timeout: float = PATIENCE) -> str:
@@ -119,9 +123,16 @@ class Replica:
 
     def calls(self, mark: int) -> list[str]:
         """What was asked of the engine since ``mark``, in order: the steps of sleeps and wakes, and completions."""
+        return CONTROL.findall(self._said(mark))
+
+    def received(self, mark: int) -> int:
+        """How many completions have come to it since ``mark``, answered or not; needs ``with_logged_requests``."""
+        return len(RECEIVED.findall(self._said(mark)))
+
+    def _said(self, mark: int) -> str:
         with self.log.open("rb") as log:
             log.seek(mark)
-            return CONTROL.findall(log.read().decode(errors="replace"))
+            return log.read().decode(errors="replace")
 
 
 @dataclass
@@ -255,8 +266,17 @@ def with_one_replica(model_config: str, kv_tokens: int) -> str:
     changes = {
         "[models.tiny.replicas.tiny-b]\n": "",
         "num-gpu-blocks-override = 512": f"num-gpu-blocks-override = {kv_tokens // BLOCK}",
-        "enforce-eager = true": "enforce-eager = true\nenable-prompt-tokens-details = true",
+        EAGER: f"{EAGER}\nenable-prompt-tokens-details = true",
     }
+    return _changed(model_config, changes)
+
+
+def with_logged_requests(model_config: str) -> str:
+    """model.toml.in with a line in the engine's log for each request that has come (see ``Replica.received``)."""
+    return _changed(model_config, {EAGER: f"{EAGER}\nenable-log-requests = true"})
+
+
+def _changed(model_config: str, changes: dict[str, str]) -> str:
     for old, new in changes.items():
         assert old in model_config, f"model.toml.in has no {old!r} any more"
         model_config = model_config.replace(old, new)
