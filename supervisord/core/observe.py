@@ -65,7 +65,7 @@ def unit_changed(turn: Turn, replica: Replica, status: UnitStatus) -> None:
             pass  # the job's own end decides
         case Life.FAILED:
             # Our own stop of a unit that systemd was about to restart is no sign of life.
-            up = state in ("active", "reloading") or (state == "activating" and status.sub_state != "auto-restart")
+            up = state in ("active", "reloading") or (state == "activating" and not status.between_runs)
             if up and _is_another_run(replica, status):
                 _came_up(turn, replica, adopted=False)
         case Life.READY | Life.DRAINING | Life.FALLING_ASLEEP | Life.ASLEEP | Life.WAKING:
@@ -78,7 +78,7 @@ def _is_another_run(replica: Replica, status: UnitStatus) -> bool:
 
 def _runs_again(status: UnitStatus, run_before: str) -> bool:
     """The run that was stopped is over, and somebody has started another one already."""
-    up = status.active_state in ("active", "reloading", "activating") and status.sub_state != "auto-restart"
+    up = status.active_state in ("active", "reloading", "activating") and not status.between_runs
     return up and status.invocation not in ("", run_before)
 
 
@@ -89,6 +89,8 @@ def _came_up(turn: Turn, replica: Replica, *, adopted: bool) -> None:
     replica.op_deadline = turn.now + turn.fleet.supervisor.start_timeout + GRACE
     replica.probe_at = turn.now if replica.unit_up else None
     replica.stale = replica.stale and adopted
+    if replica.unit is not None and replica.unit.between_runs:
+        replica.known_invocation = replica.invocation  # the run that has ended; the next one is to become ready
     kind = NoteKind.ADOPTED if adopted else NoteKind.DRIFT
     words = "found running" if adopted else "was started by somebody"
     turn.note(kind, replica, f"{replica.spec.unit} {words}")
@@ -103,9 +105,16 @@ def _starting_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
     if state in ("active", "reloading"):
         if not replica.steps and replica.probe_op == 0 and (replica.probe_at is None or replica.probe_at > turn.now):
             replica.probe_at = turn.now
-    elif state in _DOWN and replica.job_ended:
+    elif replica.job_ended and (state in _DOWN or _loops(turn, replica, status)):
         ended = f"{status.unit} ended before the engine was ready ({status.result}, status {status.exec_main_status})"
         give_up(turn, replica, CommandFailure.START_FAILED, ended)
+
+
+def _loops(turn: Turn, replica: Replica, status: UnitStatus) -> bool:
+    """The run that somebody waits for has ended before it was ready. systemd would try the next one, and the next."""
+    model = turn.fleet.model_of(replica)
+    wanted = replica.goal is not None or (model is not None and bool(model.waiting))
+    return wanted and status.between_runs and status.invocation != replica.known_invocation
 
 
 def _running_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
@@ -128,7 +137,7 @@ def _running_unit(turn: Turn, replica: Replica, status: UnitStatus) -> None:
 
 def _restarts(replica: Replica, status: UnitStatus) -> bool:
     """It is in another run, or on its way there. (That the present run is activating is told late: it was active.)"""
-    if status.active_state == "activating" and (status.sub_state == "auto-restart" or not status.invocation):
+    if status.active_state == "activating" and (status.between_runs or not status.invocation):
         return True
     up = status.active_state in ("activating", "active", "reloading")
     return up and bool(status.invocation) and status.invocation != replica.known_invocation

@@ -27,6 +27,11 @@ class UnitStatus:
     #: The service's own STATUS= text.
     status_text: str = ""
 
+    @property
+    def between_runs(self) -> bool:
+        """systemd is about to start it again by itself (``auto-restart-queued`` besides, from 254 on)."""
+        return self.sub_state.startswith("auto-restart")
+
 
 class EngineState(StrEnum):
     """What one probe of an engine found."""

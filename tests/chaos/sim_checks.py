@@ -239,7 +239,8 @@ class Checks:
             return
         for spec in event.models:
             model = fleet.models.get(spec.name)
-            if model is not None and model.spec == spec:
+            # Who is held may be let in whenever anything happens.
+            if model is not None and model.spec == spec and not model.held:
                 for replica in model.replicas:
                     # One that waits for its back-off to end, or for room, may get it from what did change.
                     if replica.life is not Life.FAILED and replica.goal is None:

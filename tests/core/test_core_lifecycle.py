@@ -1,5 +1,7 @@
 """The life of one replica, each test one promise."""
 
+from dataclasses import replace
+
 import pytest
 from world import (
     Call,
@@ -21,6 +23,7 @@ from supervisord.core import step
 from supervisord.core.actions import CommandFailure, NoteKind, Persist, RunUnitJob, UnitVerb
 from supervisord.core.admission import Ending, Lease, RefusalCode, Refuse
 from supervisord.core.admit import LeaseError
+from supervisord.core.events import UnitChanged
 from supervisord.core.record import Phase as RecordPhase
 from supervisord.core.states import Health, Hold
 
@@ -366,3 +369,46 @@ def test_a_wake_whose_intent_cannot_be_written_restarts_the_unit_instead():
     assert world.pending_of(RunUnitJob)[0].verb is UnitVerb.RESTART
     world.run()
     assert isinstance(world.outcomes[ticket], Lease)
+
+
+@pytest.mark.parametrize("how", ["started by us", "started again by systemd"])
+def test_a_unit_that_systemd_starts_over_and_over_keeps_nobody_waiting(how):
+    world = World(model(), running=("a",))
+    world.run()
+    engine = world.engines["a"]
+    if how == "started by us":
+        world.command("a", Verb.STOP)
+        world.command("a", Verb.START)
+        world.run()
+        world.command("a", Verb.RESTART)
+        world.complete(world.pending_of(RunUnitJob)[0])  # Type=exec: done when the process is there
+    else:
+        world.do(UnitChanged("a", replace(engine.status(), active_state="activating", sub_state="auto-restart")))
+        engine.start()
+        world.drift("a")
+    ticket = world.admit()
+    engine.active = "activating"
+    ended = replace(engine.status(), sub_state="auto-restart", result="exit-code", exec_main_status=1)
+    engine.answering = False
+    world.do(UnitChanged("a", ended))
+    assert world.life() is Life.FAILED
+    world.run()  # its last lines
+    refused = world.outcomes[ticket]
+    assert (refused.code, refused.retry_after) == (RefusalCode.WAKE_FAILED, 2.0)
+    assert "it broke" in refused.message
+    assert engine.active == "inactive"  # the back-off is ours
+
+
+def test_a_unit_that_nobody_waits_for_is_left_to_systemd():
+    world = World(model(), running=("a",))
+    world.run()
+    engine = world.engines["a"]
+    for _ in range(3):
+        for sub in ("auto-restart", "start"):
+            engine.run += sub == "start"
+            world.do(UnitChanged("a", replace(engine.status(), active_state="activating", sub_state=sub)))
+        assert world.life() is Life.STARTING
+    engine.start()
+    world.drift("a")
+    world.run()
+    assert world.life() is Life.READY
