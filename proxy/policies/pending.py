@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: First bytes that come within so many seconds of each other are of one step of the engine.
-TOGETHER = 0.003
+TOGETHER = 0.005
 
 
 @dataclass(eq=False, slots=True)
