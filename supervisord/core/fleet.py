@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from supervisord.core.actions import Action, Note, NoteKind
 from supervisord.core.admission import Chooser, NotYet
-from supervisord.core.replica import Replica
+from supervisord.core.replica import Goal, Replica
 from supervisord.core.spec import ModelSpec, SupervisorSpec
 from supervisord.core.states import Cause, Life, advance
 
@@ -103,7 +103,9 @@ class Fleet:
         used = sum(
             other.spec.nap_memory or 0
             for other in self.replicas.values()
-            if other is not replica and other.level == 1 and other.life in napping
+            if other is not replica
+            # One that is still on its way there has its room already.
+            and (other.goal is Goal.SLEEP1 or (other.level == 1 and other.life in napping))
         )
         return used + need <= limit
 

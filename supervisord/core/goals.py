@@ -61,7 +61,8 @@ def set_idle_goal(turn: Turn, replica: Replica) -> None:
     if due > replica.rung:
         goal = GOAL_OF_RUNG[due]
         if goal is Goal.SLEEP1 and not turn.fleet.nap_fits(replica):
-            goal = Goal.SLEEP2  # host RAM is a budget too
+            # Host RAM is a budget too. A ladder without a second level may be of an engine that does not wake from it.
+            goal = Goal.SLEEP2 if ladder.sleep2 is not None else Goal.STOPPED
         set_goal(turn, replica, goal if replica.sleeps_well else Goal.STOPPED)
 
 

@@ -160,6 +160,38 @@ def test_host_memory_is_a_budget_too():
     assert sorted(world.replica(name).level for name in ("a", "b")) == [1, 2]
 
 
+def test_an_engine_that_has_no_second_level_is_stopped_where_host_memory_is_used_up():
+    world = World(
+        model("one", ("a",), GPU, IdleLadder(sleep1=100), memory=40, nap=60),
+        model("two", ("b",), GPU, IdleLadder(sleep1=101), memory=40, nap=60),
+        supervisor=BOUNDED,
+        running=("a", "b"),
+    )
+    world.run()
+    world.later(102)
+    world.run()
+    assert (world.life("a"), world.replica("a").level) == (Life.ASLEEP, 1)
+    assert world.life("b") is Life.STOPPED
+
+
+def test_one_that_still_finishes_its_requests_before_a_nap_has_its_room_in_host_memory():
+    world = World(
+        model("one", ("a",), GPU, memory=40, nap=60),
+        model("two", ("b",), GPU, IdleLadder(sleep1=100, sleep2=1000), memory=40, nap=60),
+        supervisor=BOUNDED,
+        running=("a", "b"),
+    )
+    world.run()
+    lease = world.admit("one")
+    world.command("a", Verb.SLEEP, 1)
+    world.later(101)
+    world.run()
+    assert (world.life("b"), world.replica("b").level) == (Life.ASLEEP, 2)
+    world.finish(lease)
+    world.run()
+    assert (world.life("a"), world.replica("a").level) == (Life.ASLEEP, 1)
+
+
 def test_nobody_is_woken_from_a_nap_only_to_sleep_deeper_where_there_is_no_room():
     world = two()
     world.later(61)
