@@ -173,10 +173,9 @@ class Effects:
     async def _run(self, unit: str, verb: UnitVerb) -> str:
         if verb is UnitVerb.STOP:
             return await self._manager.stop(unit)
-        status = await self._status(unit)
-        if status is not None and status.active_state == "failed":
-            # A unit over its start limit refuses every start until it is reset.
-            await self._manager.reset_failed(unit)
+        # A unit over its start limit refuses every start until it is reset, and systemd counts those that went well too:
+        # an engine that is stopped whenever it is idle would be refused in the end. The back-off is the core's.
+        await self._manager.reset_failed(unit)
         return await (self._manager.start(unit) if verb is UnitVerb.START else self._manager.restart(unit))
 
     async def _status(self, unit: str) -> UnitStatus | None:

@@ -20,7 +20,7 @@ class UnitVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunUnitJob:
-    """Run one systemd job; ends in ``UnitJobDone`` with the same ``op``. A failed unit is reset before a start."""
+    """Run one systemd job; ends in ``UnitJobDone`` with the same ``op``. No start limit counts it."""
 
     replica: str
     op: int

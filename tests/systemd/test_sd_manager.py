@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisord.core.actions import RunUnitJob, UnitVerb
+from supervisord.core.events import Event, UnitJobDone
+from supervisord.effects import Effects
 from supervisord.ports import UnitError, UnitStatus
 from supervisord.sd.manager import SystemdManager
 
@@ -177,6 +180,20 @@ async def test_a_start_limit_that_ends_a_crash_loop_is_told_at_the_next_start(ma
     assert (await seen.until_state(unit, "failed")).result in ("exit-code", "start-limit-hit")
     with pytest.raises(UnitError, match=r"cannot restart probe.service: it was started too often"):
         await manager.restart(unit)
+
+
+async def test_starts_and_stops_in_order_do_not_add_up_to_a_start_limit(manager, unit_dir):
+    unit = unit_dir.service("probe.service", RUNS, unit="StartLimitBurst=2\nStartLimitIntervalSec=1h")
+    ended: asyncio.Queue[Event] = asyncio.Queue()
+    effects = Effects(manager, None, None, None, None)
+    effects.report_to(ended.put_nowait)
+    start, stop, restart = UnitVerb.START, UnitVerb.STOP, UnitVerb.RESTART
+    for verb in (start, stop, start, stop, start, restart, restart, restart):
+        effects.perform(RunUnitJob("a", 1, unit, verb, LIMIT))
+        event = await ended.get()
+        assert isinstance(event, UnitJobDone)
+        assert (event.result, event.detail) == ("done", "")
+    await effects.close()
 
 
 async def test_a_failed_assertion_is_no_start_limit(manager, unit_dir):
