@@ -173,8 +173,8 @@ class Effects:
     async def _run(self, unit: str, verb: UnitVerb) -> str:
         if verb is UnitVerb.STOP:
             return await self._manager.stop(unit)
-        # A unit over its start limit refuses every start until it is reset, and systemd counts those that went well too:
-        # an engine that is stopped whenever it is idle would be refused in the end. The back-off is the core's.
+        # A unit over its start limit refuses every start until it is reset, and systemd counts those that went well,
+        # too: an engine that is stopped whenever it is idle would be refused in the end. The back-off is the core's.
         await self._manager.reset_failed(unit)
         return await (self._manager.start(unit) if verb is UnitVerb.START else self._manager.restart(unit))
 
