@@ -1,6 +1,6 @@
 # What can be done here. The work itself is in packaging/ and tests/; see HACKING.md.
 
-.PHONY: help run stop install uninstall test test-unit test-systemd test-machine test-engine chaos fuzz bench lint clean
+.PHONY: help run stop install uninstall deb test test-unit test-systemd test-machine test-engine chaos fuzz bench lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -17,6 +17,9 @@ install: ## install into your home, for keeps; no root (LISTEN=127.0.0.1:8000)
 
 uninstall: ## take the installation away again (PURGE=1: configuration and state too)
 	@packaging/uninstall
+
+deb: ## a Debian package for the Debian that this runs on, into dist/ (LISTEN=127.0.0.1:8000)
+	@packaging/deb/build
 
 test: ## every test of the main tiers: style, types, unit, systemd, a booted Debian 13
 	@packaging/test lint unit systemd machine

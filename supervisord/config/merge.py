@@ -38,7 +38,10 @@ def read_all(files: Sequence[FilePath]) -> Merged:
         try:
             document = _read(file)
         except FileNotFoundError:
-            reason = "cannot read: there is no such file ('make install' writes one to begin with)"
+            reason = (
+                "cannot read: there is no such file ('make install' writes one to begin with; the Debian package has"
+                " /usr/share/doc/vllm-supervisord/config.first.toml)"
+            )
             merged.problems.append(Problem(str(file), "", "", reason))
         except OSError as error:
             merged.problems.append(Problem(str(file), "", "", f"cannot read: {error.strerror or error}"))

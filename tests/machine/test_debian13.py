@@ -1,86 +1,20 @@
 """An ordinary user's way from a fresh Debian 13 to a working endpoint and back.
 
-On a booted machine (journald, logind, a lingering user, systemd 257, Python 3.13). One boot; each test looks at some of
-its steps.
+One boot; each test looks at some of the steps of ``scenario``.
 """
 
-import json
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.machine
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-LIMIT = os.environ.get("LIMIT", "900")
-#: As root in the machine: the checkout into the user's home, then the scenario as that user.
-SCRIPT = """
-set -e
-systemctl start user@1000.service
-cp -r /share/source /home/tester/source
-chown -R tester: /home/tester/source /share/results
-exec setpriv --reuid=tester --regid=tester --init-groups \\
-  env -i HOME=/home/tester USER=tester LOGNAME=tester LANG=C.UTF-8 \\
-  PATH=/usr/local/bin:/usr/bin:/bin XDG_RUNTIME_DIR=/run/user/1000 bash /home/tester/source/tests/machine/scenario
-"""
-
-
-class Steps:
-    """What the scenario left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def status(self, step: str) -> int:
-        return int((self.folder / f"{step}.rc").read_text())
-
-    def output(self, step: str) -> str:
-        """What the step printed; fails where the step failed."""
-        text = (self.folder / f"{step}.out").read_text()
-        assert self.status(step) == 0, f"{step} exited with {self.status(step)}\n{text}\n{self.errors(step)}"
-        return text
-
-    def errors(self, step: str) -> str:
-        return (self.folder / f"{step}.err").read_text()
-
-    def data(self, step: str) -> dict:
-        return json.loads(self.output(step))
+Steps = Any  # what conftest.py has under this name
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steps]:
-    if os.geteuid() != 0:
-        pytest.fail("booting a machine needs root: run `make test-machine`", pytrace=False)
-    image = subprocess.check_output([HERE / "build-image"], text=True).strip()
-    wheels = subprocess.check_output([HERE / "wheelhouse"], text=True).strip()
-    share = tmp_path_factory.mktemp("machine")
-    share.chmod(0o755)
-    copy_checkout(share / "source")
-    shutil.copytree(wheels, share / "wheels")
-    (share / "results").mkdir()
-    (share / "script").write_text(SCRIPT)
-    done = subprocess.run([HERE / "boot", image, share], env=os.environ | {"LIMIT": LIMIT}, check=False)
-    log = (share / "log").read_text() if (share / "log").exists() else ""
-    print(log)
-    kept = os.environ.get("MACHINE_RESULTS")
-    if kept:
-        shutil.copytree(share / "results", kept, dirs_exist_ok=True)
-    assert done.returncode == 0, f"the scenario did not end; it printed:\n{log}\n{(share / 'console').read_text()}"
-    yield Steps(share / "results")
-    shutil.rmtree(share)
-
-
-def copy_checkout(target: Path) -> None:
-    """The files as they are, without what git ignores."""
-    names = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT).decode().split("\0")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+def steps(play: Callable[[str], Steps]) -> Steps:
+    return play("as_tester bash $source/tests/machine/scenario")
 
 
 def test_runs_from_the_checkout_under_the_running_user_manager_and_leaves_nothing(steps: Steps) -> None:
