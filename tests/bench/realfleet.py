@@ -34,7 +34,7 @@ class RealFleet:
         self.troubles: list[str] = []
         self._url, self._factor, self._restart = url, factor, restart
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began, self._seed = self._loop.time(), 0
         #: What the engine wrote, by the name of the part: the next turn sends it again.
         self._replies: dict[str, str] = {}
         self._timers = 0
@@ -67,7 +67,7 @@ class RealFleet:
         """Returns when every request is answered; raises TimeoutError after ``limit`` simulated seconds."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(None)) as self._http:
-            self._began = self._loop.time()
+            self._began, self._seed = self._loop.time(), seed
             load(self, random.Random(seed))
             try:
                 async with asyncio.timeout(limit * self._factor):
@@ -135,8 +135,9 @@ class RealFleet:
         self._replies[f"reply {request.session} {request.parts[-1].name}"] = _written(answer)
 
     def _post(self, path: str, body: str, request: Request):
-        # What some routers need to tell sessions apart; all get it.
-        headers = {"Content-Type": "application/json", "X-Session-ID": request.session.replace(" ", "-")}
+        # What some routers need to tell sessions apart; all get it. Where a hash puts one is drawn anew with each seed.
+        session = f"{self._seed}-{request.session.replace(' ', '-')}"
+        headers = {"Content-Type": "application/json", "X-Session-ID": session}
         return self._http.post(self._url + path, data=body.encode(), headers=headers)
 
     def _message(self, at: int, part: Part, request: Request) -> str:
