@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from supervisord.core.actions import (
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 _GONE = "the replica is no longer configured"
 #: More than that of a unit's log is no explanation any more.
 LAST_LINES = 20
+#: Seconds for what a job's end is explained with: who waits for it must not wait for a bus that is away as well.
+AFTERWARDS = 10.0
 
 
 class RecordStore(Protocol):
@@ -166,7 +169,9 @@ class Effects:
         if result != "done":
             if not detail and status is not None:
                 detail = _why(status, result)
-            lines = tuple(await self._manager.last_lines(action.unit, LAST_LINES))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AFTERWARDS):
+                    lines = tuple(await self._manager.last_lines(action.unit, LAST_LINES))
         if action.op:
             self._report(UnitJobDone(action.replica, action.op, result, status, detail, lines))
 
@@ -180,9 +185,10 @@ class Effects:
 
     async def _status(self, unit: str) -> UnitStatus | None:
         try:
-            (status,) = await self._manager.status([unit])
-        except UnitError as error:
-            log.warning("cannot read %s: %s", unit, error)
+            async with asyncio.timeout(AFTERWARDS):
+                (status,) = await self._manager.status([unit])
+        except (UnitError, TimeoutError) as error:
+            log.warning("cannot read %s: %s", unit, str(error) or f"no answer in {AFTERWARDS:g} s")
             return None
         return status
 

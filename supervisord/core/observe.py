@@ -183,8 +183,9 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
         else:
             give_up(turn, replica, CommandFailure.STOP_FAILED, f"cannot stop {replica.spec.unit}: {text}", event.lines)
     elif event.result == "done":
-        if replica.unit is not None and replica.unit.active_state in _DOWN:
-            _starting_unit(turn, replica, replica.unit)
+        # Where it could not be read, what is known of it is of before the job.
+        if event.status is not None and event.status.active_state in _DOWN:
+            _starting_unit(turn, replica, event.status)
         else:
             replica.probe_at = turn.now
     else:

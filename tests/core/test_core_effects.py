@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from world import model
 
-from supervisord.core.actions import Call, CallEngine, ProbeEngine
-from supervisord.core.events import EngineAnswered, Event, Probed
+from supervisord import effects as effects_module
+from supervisord.core.actions import Call, CallEngine, ProbeEngine, RunUnitJob, UnitVerb
+from supervisord.core.events import EngineAnswered, Event, Probed, UnitJobDone
 from supervisord.core.readings import EngineState, Probe
 from supervisord.core.spec import ServeSpec
 from supervisord.effects import Effects
@@ -161,6 +162,12 @@ class Systemd:
     def __init__(self, how: str) -> None:
         self.how = how
 
+    async def stop(self, unit):
+        raise UnitError(unit, "org.freedesktop.DBus.Error.Disconnected", "the service manager cannot be reached")
+
+    async def last_lines(self, unit, count):
+        await asyncio.get_running_loop().create_future()
+
     async def status(self, units):
         if self.how == "refuses":
             raise UnitError(units[0], "org.freedesktop.DBus.Error.Failed", "no")
@@ -177,3 +184,12 @@ async def test_without_a_word_of_systemd_nobody_is_a_stranger(monkeypatch, how):
         inspector = ProcessInspector(Systemd(how))
         assert await inspector.stranger(spec) is None
         assert await inspector.gpu_bytes(spec, None, simulated=False) is None
+
+
+async def test_a_job_that_failed_is_told_though_systemd_says_no_more(monkeypatch):
+    monkeypatch.setattr(effects_module, "AFTERWARDS", 0.001)
+    ended: asyncio.Queue[Event] = asyncio.Queue()
+    effects = Effects(Systemd("is silent"), None, None, None, None)
+    effects.report_to(ended.put_nowait)
+    effects.perform(RunUnitJob("a", 1, "vllm@a.service", UnitVerb.STOP, 60.0))
+    assert await ended.get() == UnitJobDone("a", 1, "error", None, "the service manager cannot be reached")

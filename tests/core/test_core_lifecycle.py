@@ -23,7 +23,7 @@ from supervisord.core import step
 from supervisord.core.actions import CommandFailure, NoteKind, Persist, RunUnitJob, UnitVerb
 from supervisord.core.admission import Ending, Lease, RefusalCode, Refuse
 from supervisord.core.admit import LeaseError
-from supervisord.core.events import UnitChanged
+from supervisord.core.events import UnitChanged, UnitJobDone
 from supervisord.core.record import Phase as RecordPhase
 from supervisord.core.states import Health, Hold
 
@@ -412,3 +412,16 @@ def test_a_unit_that_nobody_waits_for_is_left_to_systemd():
     world.drift("a")
     world.run()
     assert world.life() is Life.READY
+
+
+def test_a_start_whose_unit_cannot_be_read_afterwards_is_not_taken_for_a_failure():
+    world = World(model())
+    ticket = world.admit()
+    (job,) = world.pending_of(RunUnitJob)
+    world.pending.remove(job)
+    world.engines["a"].start()
+    world.do(UnitJobDone("a", job.op, "done", None))
+    assert world.life() is Life.STARTING
+    world.drift("a")
+    world.run()
+    assert isinstance(world.outcomes[ticket], Lease)
