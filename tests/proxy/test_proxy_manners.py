@@ -125,7 +125,7 @@ class RudeEngine(asyncio.Protocol):
             case "half":
                 pieces = [data[: chance.randrange(len(data))]]
             case "more":
-                pieces = [data + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
+                pieces = [data + b"and more"]  # no answer: nobody could tell it from that to the next request
         await self.write(pieces)
         return ends
 
