@@ -23,7 +23,7 @@ from supervisord.core.lifecycle import (
 )
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.recovery import Verdict, judge
-from supervisord.core.replica import Goal, Replica
+from supervisord.core.replica import GOAL_OF_RUNG, Goal, Replica
 from supervisord.core.states import Cause, Health, Hold, Life
 
 #: Between looks at an engine that is loading, in its first seconds and later.
@@ -151,6 +151,9 @@ def _restarted(turn: Turn, replica: Replica) -> None:
     replica.health = Health.OK
     replica.sleep_broken = replica.stale = False
     replica.probe_at = turn.now if replica.unit_up else None
+    asked = replica.tickets or replica.yields_to or replica.leaving or replica.hold is Hold.DOWN
+    if replica.goal in GOAL_OF_RUNG.values() and not asked:
+        replica.goal = None  # of the idle ladder, whose clock starts anew when it is ready
 
 
 def fail_goal_unless(turn: Turn, replica: Replica, wanted: Goal, message: str) -> None:

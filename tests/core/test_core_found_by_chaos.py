@@ -241,3 +241,19 @@ def test_a_reading_that_is_older_than_what_is_known_is_no_news():
     assert world.life() is Life.FALLING_ASLEEP
     world.do(UnitChanged("a", replace(late, changed=3_000)))
     assert world.life() is Life.STOPPED
+
+
+def test_an_idle_engine_that_somebody_restarts_before_it_rests_is_not_stopped_while_it_loads():
+    world = World(
+        model(replicas=("a",), gpus={"a": (0,)}, idle=IdleLadder(stop=60)),
+        model("other", ("b",), gpus={"b": (0,)}),
+        running=("a",),
+    )
+    world.run()
+    world.command("b", Verb.START)  # at work on the GPU when the time of a has come
+    world.later(60)
+    assert world.life("a") is Life.DRAINING
+    world.engines["a"].start()
+    world.drift("a")
+    world.run()
+    assert (world.life("a"), world.engines["a"].run) == (Life.READY, 2)
