@@ -108,7 +108,7 @@ class _Zlib:
                 self._inflate = zlib.decompressobj(self._wbits(data[0]))
             try:
                 piece = self._inflate.decompress(data, PIECE)
-                while len(piece) == PIECE:
+                while len(piece) == PIECE and not self._inflate.eof:  # at the end that tail is unused_data as well
                     yield piece
                     piece = self._inflate.decompress(self._inflate.unconsumed_tail, PIECE)
             except zlib.error as error:

@@ -57,6 +57,16 @@ def test_a_compressed_body_is_decoded_whatever_its_pieces(data, coding, cuts, tw
     assert out == data
 
 
+@pytest.mark.parametrize("coding", REPEATABLE)
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, 2 * PIECE, 2 * PIECE + 1])
+def test_what_follows_whole_pieces_is_decoded_once(coding, size):
+    first, second = bytes(size), b"what follows"
+    decoder = decoder_for(coding, LIMIT)
+    out = b"".join(decoder.feed(CODINGS[coding](first) + CODINGS[coding](second)))
+    decoder.finish()
+    assert out == first + second
+
+
 @given(st.binary(max_size=300), st.sampled_from(list(CODINGS)), st.lists(st.integers(1, 50), max_size=5))
 def test_any_bytes_are_decoded_or_refused(data, coding, cuts):
     decoder = decoder_for(coding, LIMIT)
