@@ -70,13 +70,18 @@ def make_room(turn: Turn, replica: Replica) -> bool:
 
 
 def _is_being_left(fleet: Fleet, replica: Replica) -> bool:
-    """One that is not configured any more still holds one of its GPUs, and goes down as soon as it is through.
+    """The one that it comes after still holds one of its GPUs, and goes down as soon as it is through.
 
-    Whatever is declared: mostly it is the same model under another name, and there is no room for it twice.
+    Whatever is declared: it is the same model under another name, and there is no room for it twice. An engine that ran
+    beside the one that goes may go on doing so.
     """
     mine = set(replica.spec.gpus)
     return any(
-        other.leaving and other.spec.bundled and _holds(other) and mine.intersection(other.spec.gpus)
+        other.leaving
+        and other.spec.bundled
+        and (other.spec.model == replica.spec.model or not replica.looked)
+        and _holds(other)
+        and mine.intersection(other.spec.gpus)
         for other in fleet.replicas.values()
     )
 

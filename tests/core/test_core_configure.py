@@ -156,6 +156,21 @@ def test_nothing_is_started_beside_a_bundled_engine_that_has_another_name_now():
     assert [(job.replica, job.verb) for job in world.pending_of(RunUnitJob)] == [("b", UnitVerb.START)]
 
 
+def test_an_engine_that_shares_the_gpu_of_one_that_is_taken_away_does_not_wait_for_it():
+    gpus = {"a": (0,), "z": (0,)}
+    other = model("other", ("z",), gpus)
+    world = World(model(gpus=gpus), other, running=("a", "z"))
+    world.run()
+    world.command("z", Verb.SLEEP, 1)
+    world.run()
+    world.admit()
+    reload(world, other)
+    ticket = world.admit("other")
+    world.run()
+    assert (world.life("a"), world.life("z")) == (Life.DRAINING, Life.READY)
+    assert ticket in world.outcomes
+
+
 # --- another name for a unit, another unit for a name ---
 
 
