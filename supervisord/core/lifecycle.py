@@ -75,7 +75,14 @@ def begin_stop(turn: Turn, replica: Replica, cause: Cause) -> None:
 def begin_restart(turn: Turn, replica: Replica, cause: Cause) -> None:
     """Restart the unit; the replica is starting from here on."""
     turn.advance(replica, cause)
+    _only_awake_now(replica)
     _run_job(turn, replica, UnitVerb.RESTART, turn.fleet.supervisor.start_timeout)
+
+
+def _only_awake_now(replica: Replica) -> None:
+    """What a restart is wanted for is under way: what is left of it is that the engine becomes ready."""
+    if replica.goal is Goal.RESTARTED:
+        replica.goal = Goal.AWAKE
 
 
 def restart_broken(turn: Turn, replica: Replica, reason: str) -> None:
@@ -336,6 +343,7 @@ def _started(turn: Turn, replica: Replica) -> None:
     replica.start_seconds = turn.now - replica.op_began
     turn.note(NoteKind.READY, replica, f"ready after {replica.start_seconds:.3f} s", seconds=replica.start_seconds)
     turn.advance(replica, Cause.ENGINE_AWAKE)
+    _only_awake_now(replica)
     become_routable(turn, replica, fresh=True)
 
 
@@ -357,7 +365,7 @@ def become_routable(turn: Turn, replica: Replica, *, fresh: bool) -> None:
         replica.generation += 1
         if replica.goal is not Goal.SLEEP2:
             replica.idle_since = turn.now
-    if replica.goal in (Goal.AWAKE, Goal.RESTARTED):
+    if replica.goal is Goal.AWAKE:
         reach_goal(turn, replica)
     save_record(turn, replica)
 

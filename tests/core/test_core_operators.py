@@ -183,3 +183,20 @@ def test_a_restart_that_waits_for_its_requests_is_not_done_by_waking_an_engine_t
     world.run()
     assert world.answers[ticket].failure is CommandFailure.SUPERSEDED
     assert world.engines["a"].run == 2
+
+
+@pytest.mark.parametrize("during", ["a wake", "a sleep that fails"])
+def test_a_restart_that_is_asked_for_during_an_operation_is_done_after_it(during):
+    world = asleep_world(2) if during == "a wake" else ready_world()
+    if during == "a wake":
+        world.admit()
+    else:
+        world.engines["a"].sleep_lies = True
+        world.command("a", Verb.SLEEP, 1)
+    ticket = world.command("a", Verb.RESTART)
+    world.run()
+    for lease in list(world.open.values()):
+        world.finish(lease)
+    world.run()
+    assert world.answers[ticket].failure is None
+    assert (world.life(), world.engines["a"].run) == (Life.READY, 2)
