@@ -230,7 +230,8 @@ class Happenings:
             says_2 = [record.level == 2 for record in self._records(unit, engine)]
             known = all(says_2) and len(says_2) == len(self._memories(unit))
             # A daemon that dies while it takes in another name of a unit need not have the unit's record under that.
-            if not engine.whole and not (known and self._empty(unit) and len(unit.names) == 1):
+            followed = len(unit.names) == 1 and not unit.left_alone
+            if not engine.whole and not (known and self._empty(unit) and followed):
                 return False
             self._note(item, unit.name, "woken by hand")
             return True

@@ -40,6 +40,8 @@ class Unit:
         self.active, self.sub, self.result = "inactive", "dead", "success"
         self.run = self.restarted = 0
         self.engine: EngineProcess | None = None
+        #: For some time nobody was to know what became of it.
+        self.left_alone = False
         #: What it was started with.
         self.runs: object = None
         #: The job under way, and who waits for it.

@@ -100,6 +100,9 @@ class World:
 
     def know(self, config: Config) -> None:
         """Make units for the replicas of ``config`` that are new."""
+        configured = {spec.unit for model in config.models for spec in model.replicas}
+        for unit in self.units.values():
+            unit.left_alone = unit.left_alone or unit.name not in configured
         for model in config.models:
             for spec in model.replicas:
                 if spec.unit not in self.units:
