@@ -76,6 +76,8 @@ class Effects:
         self._models: dict[str, ModelSpec] = {}
         #: What is under way, and the engine client that it uses.
         self._tasks: dict[asyncio.Task[None], Engine | None] = {}
+        #: The last call of each replica.
+        self._calls: dict[str, asyncio.Task[None]] = {}
         #: Clients that are closed when what they are used for is over.
         self._retired: list[Engine] = []
         self._report: Callable[[Event], None] = lambda event: None
@@ -109,7 +111,11 @@ class Effects:
             case RunUnitJob():
                 self._spawn(self._unit_job(action))
             case CallEngine():
-                self._spawn(self._call(action), action.replica)
+                # Nobody waits any more for the one before, which was of an operation that was given up.
+                before = self._calls.get(action.replica)
+                if before is not None and before is not asyncio.current_task():
+                    before.cancel()
+                self._calls[action.replica] = self._spawn(self._call(action), action.replica)
             case ProbeEngine():
                 self._spawn(self._probe(action), action.replica)
             case Persist():
@@ -141,11 +147,12 @@ class Effects:
         await engine.close()
         self._retired.remove(engine)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], replica: str = "") -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], replica: str = "") -> asyncio.Task[None]:
         """The one place where tasks begin: none is forgotten, and a defect in one is logged with its traceback."""
         task = asyncio.create_task(work)
         _, self._tasks[task] = self._engines.get(replica, (None, None))
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

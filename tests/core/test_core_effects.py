@@ -121,6 +121,16 @@ async def test_one_that_is_not_configured_any_more_is_closed_when_its_call_has_e
     assert rig.engines[0].closed
 
 
+async def test_a_call_of_an_operation_that_was_given_up_ends_when_the_next_one_calls(rig):
+    rig.effects.perform(WAKE)
+    await rig.turns()
+    rig.effects.perform(replace(WAKE, op=2))
+    await rig.turns()
+    rig.engines[0].go_on.set()
+    await rig.turns()
+    assert rig.events == [EngineAnswered("a", 2)]
+
+
 async def test_what_changes_nothing_about_how_an_engine_is_asked_keeps_its_client(rig):
     rig.effects.configure((replace(CHAT, replicas=(replace(CHAT.replicas[0], gpus=(3,), gpu_memory=1),)),))
     assert len(rig.engines) == 1
