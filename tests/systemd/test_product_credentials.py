@@ -91,7 +91,7 @@ async def test_the_key_of_the_engines_is_changed_and_nobody_is_refused_by_one_th
         await product.vllmctl("reload")
 
     await take("engine-key-1")
-    await product.vllmctl("up", "kept")
+    await product.vllmctl("up", "model:kept")
     runs = {name: product.log(name).count("Starting vLLM API server") for name in ("kept-a", "kept-b")}
     async with product.clients(headers={"x-api-key": ADA}) as clients, clients.load("kept", 4, tokens=20) as load:
         await load.more(4)
