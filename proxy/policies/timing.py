@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,6 +15,11 @@ SAMPLES, REFIT = 64, 8
 SPEEDS = 15
 #: How much the first guess weighs against a sample; it keeps few samples of one length from deciding everything.
 _PRIOR = 0.002
+#: What each of the three coefficients is counted in, so that the prior means the same for all; and, of the four columns
+#: of the fit, the one that is to be met, and those two of which the products are summed up.
+_SCALE = (0.1, 1 / 4000, 1e-8)
+_TARGET = 3
+_PAIRS = [(i, j) for i in range(_TARGET) for j in range(i, _TARGET + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,10 @@ class PrefillTime:
 
     def __init__(self) -> None:
         self._a, self._b, self._c = FIRST_GUESS
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self._since_fit = 0
+        #: Of each sample what it adds to the sums of the fit: multiplied when it comes, which spares the next fit 64
+        #: times as much.
+        self._products = {pair: deque[float](maxlen=SAMPLES) for pair in _PAIRS}
+        self._seen = self._since_fit = 0
 
     def seconds(self, new: float, length: float) -> float:
         """Predicted seconds for ``new`` uncached tokens of a prompt of ``length`` tokens."""
@@ -40,30 +47,30 @@ class PrefillTime:
 
     def add(self, sample: Sample) -> None:
         """Learn. The first few samples count at once, later ones every ``REFIT``."""
-        self._samples.append(sample)
+        weight = 1 / (sample.seconds + 0.1)
+        pairs = sample.new * (sample.length - sample.new / 2)
+        row = (weight * _SCALE[0], weight * sample.new * _SCALE[1], weight * pairs * _SCALE[2], weight * sample.seconds)
+        for (i, j), products in self._products.items():
+            products.append(row[i] * row[j])
+        self._seen += 1
         self._since_fit += 1
-        if len(self._samples) < REFIT or self._since_fit >= REFIT:
+        if self._seen < REFIT or self._since_fit >= REFIT:
             self._since_fit = 0
             self._fit()
 
     def _fit(self) -> None:
         """Least squares of the relative errors, none of the three below zero."""
-        scale = (0.1, 1 / 4000, 1e-8)  # what each coefficient is counted in, so that the prior means the same for all
-        rows: list[tuple[float, float, float, float]] = []
-        for s in self._samples:
-            weight = 1 / (s.seconds + 0.1)
-            pairs = s.new * (s.length - s.new / 2)
-            rows.append((weight * scale[0], weight * s.new * scale[1], weight * pairs * scale[2], weight * s.seconds))
+        sums = {pair: sum(products) for pair, products in self._products.items()}
         active = [0, 1, 2]
         while True:
-            found = _solve(rows, active, [FIRST_GUESS[i] / scale[i] for i in active])
+            found = _solve(sums, active)
             negative = [i for i, value in zip(active, found, strict=True) if value < 0]
             if not negative:
                 break
             active.remove(max(negative))
         theta = [0.0, 0.0, 0.0]
         for i, value in zip(active, found, strict=True):
-            theta[i] = value * scale[i]
+            theta[i] = value * _SCALE[i]
         self._a, self._b, self._c = theta
 
 
@@ -81,16 +88,14 @@ class Speed:
         self.factor = median([*self._ratios, 1.0, 1.0])
 
 
-def _solve(
-    rows: Sequence[tuple[float, float, float, float]], active: Sequence[int], prior: Sequence[float]
-) -> list[float]:
-    """The least-squares solution over the ``active`` columns, drawn to ``prior``; the last column is the target."""
+def _solve(sums: Mapping[tuple[int, int], float], active: Sequence[int]) -> list[float]:
+    """The least-squares solution over the ``active`` columns, drawn to the first guess."""
     size = len(active)
-    matrix = [[sum(row[i] * row[j] for row in rows) for j in active] for i in active]
-    target = [sum(row[i] * row[3] for row in rows) for i in active]
-    for i in range(size):
-        matrix[i][i] += _PRIOR
-        target[i] += _PRIOR * prior[i]
+    matrix = [[sums[min(i, j), max(i, j)] for j in active] for i in active]
+    target = [sums[i, _TARGET] for i in active]
+    for at, i in enumerate(active):
+        matrix[at][at] += _PRIOR
+        target[at] += _PRIOR * (FIRST_GUESS[i] / _SCALE[i])
     for i in range(size):  # Gauss without pivoting: the matrix is symmetric and positive definite
         for k in range(i + 1, size):
             share = matrix[k][i] / matrix[i][i]
