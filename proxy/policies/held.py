@@ -14,7 +14,7 @@ from proxy.reading.facts import Facts
 
 V = TypeVar("V")
 
-#: Prefixes that are remembered per replica, and whole requests per model. Together 160 bytes each at most, as measured
+#: Prefixes that are remembered per replica, and whole requests per model. Together 110 bytes each at most, as measured
 #: by tests/bench/bench_routing_decision.py.
 PREFIXES, WHOLES = 65_536, 131_072
 
@@ -115,6 +115,10 @@ class Held:
             else:
                 at = (low + high) // 2
         return low, age
+
+    def has(self, key: bytes) -> bool:
+        """Whether this prefix was computed here, whether or not it is believed to be there still."""
+        return key in self._stamps.young or key in self._stamps.old
 
     def add(self, facts: Facts, new: float, reach: int | None = None) -> None:
         """The replica computes this prompt, ``new`` tokens of which it did not have.

@@ -40,11 +40,13 @@ class Pauses:
         return len(self._seconds) >= FEWEST
 
     def patience(self, prefill: float) -> float:
-        """How long to keep the cache of one whose whole prefill takes ``prefill`` seconds."""
-        about = round(prefill) if prefill >= 1.0 else max(0.1, round(prefill, 1))
-        known = self._patience.get(about)
+        """How long to keep the cache of one whose whole prefill takes ``prefill`` seconds; told by ``about``.
+
+        One decision asks this of everybody who sits.
+        """
+        known = self._patience.get(prefill)
         if known is None:
-            known = self._patience[about] = self._best(about * WORTH)
+            known = self._patience[prefill] = self._best(prefill * WORTH)
         return known
 
     def _best(self, worth: float) -> float:
@@ -61,3 +63,8 @@ class Pauses:
             if gain > least:
                 least, best = gain, MARGIN * seconds
         return best
+
+
+def about(prefill: float) -> float:
+    """The seconds of a prefill as exactly as patience depends on them, so that many ask for the same."""
+    return round(prefill) if prefill >= 1.0 else max(0.1, round(prefill, 1))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.policies.held import Held
-from proxy.policies.pauses import LONGEST, Pauses
+from proxy.policies.pauses import LONGEST, Pauses, about
 from proxy.reading.facts import Facts
 from supervisord.core.admission import Candidate, NotYet
 
@@ -33,7 +33,7 @@ SHARE, FULL = 0.85, 1.0
 LONGEST_HOLD = 120.0
 #: Seconds after which a conversation that is silent is forgotten, how often that is looked for, and how many are in one
 #: go, which is part of a decision: the others are in the next.
-FORGOTTEN, SWEEP, SWEPT = 300.0, 1.0, 32
+FORGOTTEN, SWEEP, SWEPT = 300.0, 1.0, 8
 #: Seconds between two that are let in, before it was seen.
 _USUAL_INTERVAL = 30.0
 _INTERVALS = 8
@@ -61,7 +61,7 @@ class Seat:
     #: What it takes of the cache, and what of its prompt it shares with others.
     tokens: float
     shared: float
-    #: The end of its last turn, and the seconds that its whole prefill takes.
+    #: The end of its last turn, and about how many seconds its whole prefill takes.
     last: float
     prefill: float
     #: Grows with every conversation that sits down.
@@ -129,13 +129,18 @@ class Seats:
         entry = self._queue.get(id(facts))
         return now - entry[1] if entry is not None else 0.0
 
-    def ask(self, facts: Facts, places: Sequence[P], longest_hold: float, now: float) -> Sequence[P] | NotYet:
+    def seat_of(self, facts: Facts, now: float) -> Seat | None:
+        """That of the conversation that this request goes on, or asks again; for ``ask`` and ``take``."""
+        self._sweep(now)
+        return self._seat_of(facts)
+
+    def ask(
+        self, facts: Facts, seat: Seat | None, places: Sequence[P], longest_hold: float, now: float
+    ) -> Sequence[P] | NotYet:
         """Where a long request may go now: home, where there is room, or nowhere yet.
 
         One that has been held for ``longest_hold`` seconds goes anywhere.
         """
-        self._sweep(now)
-        seat = self._seat_of(facts)
         if seat is not None and seat in self._pausing:
             del self._pausing[seat]
             self._pauses(seat).add(now - seat.last)
@@ -166,12 +171,11 @@ class Seats:
         free = [] if self._queue else [place for place in places if self._in_the_way(place, now) is not None]
         return boundless or free or NotYet(self._reason(len(self._queue) + 1), self._likely_in(len(self._queue) + 1))
 
-    def take(self, facts: Facts, place: Place, length: float, prefill: float, now: float) -> None:
+    def take(self, facts: Facts, seat: Seat | None, place: Place, length: float, prefill: float, now: float) -> None:
         """The request goes to ``place``. ``prefill``: the seconds that all of its ``length`` tokens take."""
         if self._queue.pop(id(facts), None) is not None:
             self._let_in.append(now)
         assert facts.whole is not None
-        seat = self._seat_of(facts)
         if seat is None:
             seat = Seat(facts.whole, place.held, place.new, length - place.new, now, prefill)
             self._sit(seat)
@@ -188,7 +192,7 @@ class Seats:
                     seat.held, seat.tokens = place.held, place.new
                     seat.shared, seat.told = length - place.new, False
                 self._sit(seat)
-        seat.key, seat.prefill = facts.whole, prefill
+        seat.key, seat.prefill = facts.whole, about(prefill)
         seat.turns += 1
         seat.in_flight += 1
         self._silent.pop(seat, None)
@@ -270,12 +274,6 @@ class Seats:
             used += other.tokens
         return not used or used + seat.tokens <= FULL * kv_tokens
 
-    def _is_kept(self, seat: Seat, now: float) -> bool:
-        pauses = self._pauses(seat)
-        # Who came back after the first turn is no less likely to after later ones.
-        patience = (pauses if pauses.tell else self._first).patience(seat.prefill)
-        return patience > 0 if seat.in_flight else now - seat.last < patience
-
     def _has_free_room(self, place: Place) -> bool:
         """Whether a conversation can move there without anybody making room."""
         kv_tokens, row = place.candidate.kv_tokens, self._rows.get(place.held)
@@ -301,8 +299,11 @@ class Seats:
         used, room = row.used, SHARE * (place.candidate.kv_tokens or 0)
         leaving: list[Seat] = []
         anybody_is_kept = False
+        # Who came back after the first turn is no less likely to after later ones.
+        first, later = self._first, self._later if self._later.tell else self._first
         for seat in row.seats:
-            if self._is_kept(seat, now):
+            patience = (first if seat.turns <= 1 else later).patience(seat.prefill)
+            if patience > (0.0 if seat.in_flight else now - seat.last):
                 anybody_is_kept = True
             elif not seat.in_flight:
                 leaving.append(seat)

@@ -1,5 +1,6 @@
 """``prefill``: where the first token is predicted soonest, at home unless that costs too much, and nothing leaks."""
 
+import gc
 import json
 from collections import Counter as Tally
 
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from proxy.policies.held import Halves, Held
 from proxy.policies.prefill import Prefill
-from proxy.policies.timing import PrefillTime, Sample, Speed
 from proxy.reading.facts import Facts
 from proxy.reading.request import read_json
 from proxy.reading.usage import usage_of
@@ -132,6 +132,29 @@ def test_raw_prompts_that_grow_stay_where_they_are(policy, time):
             policy.finished(facts, None)
 
 
+@pytest.mark.parametrize("added", [1, 2, 40])
+@pytest.mark.parametrize("length", [2, 3])
+@pytest.mark.parametrize("instructions", [0, 1])
+def test_a_turn_may_add_any_number_of_messages(policy, time, added, length, instructions):
+    begun = [("system", 100), ("begun", 20_000), ("then", 100)][:length]
+    home = serve(policy, time, prompt(*begun, instructions=instructions), replicas())
+    longer = prompt(*begun, *((f"tool {n}", 20) for n in range(added)), instructions=instructions)
+    assert policy.choose(longer, replicas()).reason.startswith(f"continuation of {home}, stays")
+    other = prompt(("system", 100), *((f"tool {n}", 20) for n in range(added + 1)), instructions=instructions)
+    assert policy.choose(other, replicas()).placement is Placement.COLD
+
+
+def test_requests_that_are_remembered_are_nothing_to_the_collector_of_garbage(policy, time):
+    def tracked(first: int) -> int:
+        for number in range(first, first + 300):
+            serve(policy, time, prompt(("system", 100), (f"question {number}", 100)), replicas())
+        gc.collect()
+        return len(gc.get_objects())
+
+    few = tracked(0)
+    assert tracked(300) - few < 100
+
+
 def test_a_small_chat_does_not_queue_behind_a_long_prefill(policy):
     long = policy.choose(prompt(("long", 90_000)), replicas()).replica
     for n in range(5):
@@ -175,6 +198,12 @@ def test_a_replica_that_lost_its_cache_owns_nothing(policy, time):
     home = serve(policy, time, agent(1, 0), replicas())
     restarted = replicas("ab", **{home: 1})
     assert policy.choose(agent(1, 1), restarted).reason.startswith("cold")
+
+
+def test_a_replica_that_restarted_is_the_home_of_what_it_serves_then(policy, time):
+    serve(policy, time, agent(1, 0), replicas("a"))
+    serve(policy, time, agent(1, 1), replicas("a", a=1))
+    assert policy.choose(agent(1, 2), replicas("a", a=1)).reason.startswith("continuation of a, stays")
 
 
 def test_requests_in_flight_count_when_nothing_else_does(policy):
@@ -334,35 +363,6 @@ def test_no_idle_replica_starves(count, seed):
 
 
 # the parts
-
-
-def test_the_prefill_time_is_learned_whatever_its_shape():
-    for a, b, c in ((0.02, 1 / 2800, 0.0), (0.2, 1 / 16_000, 2e-9), (0.5, 1 / 900, 1e-8)):
-        model = PrefillTime()
-        for n in range(64):
-            new, length = 200 + 997 * n % 30_000, 30_000 + 1009 * n % 60_000
-            model.add(Sample(new, length, a + b * new + c * new * (length - new / 2)))
-        for new, length in ((500, 60_000), (10_000, 40_000), (30_000, 30_000)):
-            assert model.seconds(new, length) == pytest.approx(a + b * new + c * new * (length - new / 2), rel=0.15)
-
-
-@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e6), st.floats(0, 1e4)), max_size=70))
-def test_a_prediction_is_never_negative_and_grows_with_the_work(samples):
-    model = PrefillTime()
-    for new, more, seconds in samples:
-        model.add(Sample(new, new + more, seconds))
-    times = [model.seconds(new, 100_000) for new in (1, 100, 10_000, 100_000)]
-    assert times[0] >= 0
-    assert times == sorted(times)
-
-
-def test_one_odd_observation_does_not_make_a_replica_slow():
-    speed = Speed()
-    speed.add(10.0)
-    assert speed.factor == 1.0
-    for _ in range(8):
-        speed.add(3.0)
-    assert speed.factor == 3.0
 
 
 def test_halves_are_bounded_and_keep_what_was_used_lately():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.policies.pauses import FEWEST, LONGEST, MARGIN, PAUSES, Pauses
 from proxy.policies.prefill import Prefill
-from proxy.policies.seats import FORGOTTEN, LONGEST_HOLD, SWEEP
+from proxy.policies.seats import FORGOTTEN, LONGEST_HOLD, SWEEP, SWEPT
 from proxy.policies.tokens import TokenSize
 from proxy.reading.facts import Facts
 from proxy.routing import PolicyBook
@@ -198,10 +198,13 @@ def test_who_is_silent_for_minutes_is_forgotten_and_so_is_a_prompt_of_instructio
         agents.policy.finished(facts, None)
     assert agents.policy.seats == 82
     agents.time.now += FORGOTTEN + 1.0
-    for number in range(100, 103):
+    decisions = 82 // SWEPT + 1
+    for number in range(100, 100 + decisions):
+        before = agents.policy.seats
         agents.turn(number, seconds=0.0)
+        assert before - SWEPT <= agents.policy.seats - 1 <= before
         agents.time.now += SWEEP
-    assert agents.policy.seats == 3
+    assert agents.policy.seats == decisions
 
 
 def test_a_restart_gives_every_seat_up(agents):
