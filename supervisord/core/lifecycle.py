@@ -237,7 +237,7 @@ def _go_on_with(turn: Turn, replica: Replica, steps: Sequence[Step]) -> None:
 def wants_canary(turn: Turn, replica: Replica) -> bool:
     """A fingerprint is to be compared before traffic is let in."""
     model = turn.fleet.model_of(replica)
-    return model is not None and model.spec.wake.canary and not replica.no_canary
+    return model is not None and model.spec.wake.canary and (replica.no_canary_of or None) != replica.invocation
 
 
 def first_look(turn: Turn, replica: Replica) -> None:
@@ -252,7 +252,7 @@ def fingerprinted(turn: Turn, replica: Replica, seen: Fingerprint | None) -> Non
     """The answer to a ``CanaryStep``; None: the engine offers no route for one."""
     known = replica.fingerprint if replica.fingerprint_of == replica.invocation else None
     if seen is None:
-        replica.no_canary = True
+        replica.no_canary_of = replica.invocation
     elif known is None:
         # Weights of a new run, or just loaded again step by step: whatever they answer is right.
         replica.fingerprint, replica.fingerprint_of = seen, replica.invocation

@@ -123,8 +123,8 @@ class Replica:
     #: What a whole engine of ours answers, and the unit's invocation it was taken in.
     fingerprint: Fingerprint | None = None
     fingerprint_of: str = ""
-    #: The engine has no route that a fingerprint could be taken through.
-    no_canary: bool = False
+    #: The run whose engine has no route that a fingerprint could be taken through.
+    no_canary_of: str = ""
     #: No longer configured: goes when nothing is in flight and (bundled) its unit is down.
     leaving: bool = False
 

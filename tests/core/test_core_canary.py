@@ -98,6 +98,19 @@ def test_an_engine_without_a_route_for_it_is_let_through():
     assert world.life() is Life.READY
 
 
+def test_the_next_run_of_an_engine_without_a_route_is_asked_again():
+    world = World(model())
+    world.engines["a"].no_route = True
+    world.command("a", Verb.START)
+    world.run()
+    assert (world.life(), world.fingerprints) == (Life.READY, {})
+    world.engines["a"].no_route = False  # it refused a key that its configuration had no more
+    world.command("a", Verb.RESTART)
+    world.run()
+    assert world.life() is Life.READY
+    assert set(world.fingerprints) == {"a"}
+
+
 def test_an_unfinished_wake_is_finished_before_the_fingerprint_is_taken():
     record = Record(2, Phase.WAKING, f"{1:032x}", Hold.NONE, 0.0)
     world = World(model(wake=CANARY), running=("a",), records={"a": record})
