@@ -188,8 +188,12 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         if text:
             connection.data_received(text)
         if ended:
-            connection.eof_received()
-            self.close()
+            # What it asked for together with its goodbye must have begun, or nobody would be told of it.
+            asyncio.get_running_loop().call_soon(self._ends, connection)
+
+    def _ends(self, connection: Connection) -> None:
+        connection.eof_received()
+        self.close()
 
     def _handshake(self) -> bool:
         try:

@@ -222,6 +222,27 @@ async def test_a_client_that_leaves_is_seen_however_it_leaves(secure, way):
     await secure.until(lambda: secure.admission.endings == [("a", Ending.CLIENT_GONE)])
 
 
+async def test_a_client_that_asks_and_leaves_in_one_go_has_its_line_in_the_log(secure, caplog):
+    caplog.set_level(logging.INFO)
+    await secure.engine()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = FIRST.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    client = await secure.connect()
+    for _ in range(3):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+            break
+        await client.send(outgoing.read())
+        incoming.write(await client.reader.read(65536))
+    tls.write(request_bytes())
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.unwrap()
+    await client.send(outgoing.read())
+    await client.closed()
+    await lost(secure)
+    assert [line.fields["status"] for line in caplog.records if line.name == "proxy.access"] == [499]
+
+
 async def test_stalled_clients_and_a_flooding_engine_are_bounded_memory(secure):
     piece = chunk(b"data: " + b"x" * 16_000 + b"\n\n")
 
