@@ -88,6 +88,8 @@ class Replica:
     #: The run that a job of ours has put an end to: what is still told of it is late.
     past_invocation: str = ""
     record: Record | None = None
+    #: When the record is written once more: the last write failed.
+    save_at: float | None = None
 
     #: When to look at the engine again, and the number of the look under way (0: none).
     probe_at: float | None = None

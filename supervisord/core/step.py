@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from supervisord.core import admit as door
 from supervisord.core import arbitration, configure, lifecycle, observe
-from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, ProbeEngine
+from supervisord.core.actions import Action, Answer, CommandFailure, NoteKind, Persist, ProbeEngine
 from supervisord.core.admission import Candidate, Chooser, Ending, Lease, NotYet, RefusalCode, Refuse
 from supervisord.core.events import (
     Command,
@@ -154,6 +154,7 @@ def _apply_to(
                 else:
                     lifecycle.step_done(turn, replica)
         case Persisted(_, op, error):
+            replica.save_at = turn.now + lifecycle.REST_AGAIN if error else None
             if op == replica.op and op:
                 if error:
                     lifecycle.step_failed(turn, replica, error)
@@ -192,6 +193,10 @@ def _tick(turn: Turn, replica: Replica) -> None:
             set_goal(turn, replica, Goal.STOPPED)
     if replica.autopsy_until and turn.now >= replica.autopsy_until:
         replica.autopsy_until = 0.0
+    if replica.save_at is not None and turn.now >= replica.save_at:
+        replica.save_at = None
+        if not replica.steps:  # a sequence under way writes for itself
+            turn.actions.append(Persist(replica.name, 0, replica.record))
     if replica.probe_at is not None and turn.now >= replica.probe_at:
         timeout = turn.fleet.supervisor.probe_timeout
         replica.probe_at = turn.now + timeout + lifecycle.GRACE  # unless the answer sets it sooner
@@ -294,6 +299,8 @@ def next_due(fleet: Fleet) -> float | None:
             due.append(replica.sweep_at)
         if replica.autopsy_until:
             due.append(replica.autopsy_until)
+        if replica.save_at is not None:
+            due.append(replica.save_at)
         idle = idle_due(fleet, replica)
         if idle is not None:
             due.append(idle)

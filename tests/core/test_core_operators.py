@@ -200,3 +200,17 @@ def test_a_restart_that_is_asked_for_during_an_operation_is_done_after_it(during
     world.run()
     assert world.answers[ticket].failure is None
     assert (world.life(), world.engines["a"].run) == (Life.READY, 2)
+
+
+def test_a_hold_that_could_not_be_written_is_written_when_the_disk_has_room_again():
+    world = ready_world()
+    world.command("a", Verb.DRAIN)
+    for _ in range(3):
+        (write,) = world.pending_of(Persist)
+        world.complete(write, error="no space left on device")
+        assert not world.pending
+        world.later(31)
+    world.run()
+    assert world.disk["a"].hold is Hold.DRAINED
+    world.later(600)
+    assert not world.pending_of(Persist)
