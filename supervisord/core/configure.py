@@ -73,7 +73,12 @@ def _take(
         if replica.goal is Goal.STOPPED and not replica.tickets:
             replica.goal = None
     if spec.bundled and replica.command != command and (replica.rung is not Rung.STOPPED or replica.occupies_gpu):
-        _outdate(turn, replica)
+        if not replica.stale:
+            replica.runs = replica.command
+        if command != replica.runs:
+            _outdate(turn, replica)
+        else:
+            _is_itself_again(turn, replica)
     replica.spec, replica.command = spec, command
     return replica
 
@@ -135,6 +140,13 @@ def _drop_renamed(turn: Turn, kept: set[str]) -> None:
     for replica in [r for r in fleet.replicas.values() if r.name not in kept and r.spec.unit in units]:
         fail_goal(turn, replica, CommandFailure.GONE, "it has another name now")
         _forget(turn, replica)
+
+
+def _is_itself_again(turn: Turn, replica: Replica) -> None:
+    replica.stale = False
+    if replica.goal is Goal.RESTARTED and not replica.tickets:
+        replica.goal = None
+    turn.note(NoteKind.RECONFIGURED, replica, "its command is again the one that it was started with")
 
 
 def _outdate(turn: Turn, replica: Replica) -> None:

@@ -122,6 +122,8 @@ class Replica:
     #: which is restarted when that disturbs nobody.
     command: object = None
     stale: bool = False
+    #: What one whose command changed was started with; None: not known.
+    runs: object = None
     #: What a whole engine of ours answers, and the unit's invocation it was taken in.
     fingerprint: Fingerprint | None = None
     fingerprint_of: str = ""

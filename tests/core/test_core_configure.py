@@ -95,6 +95,33 @@ def test_one_that_is_taken_away_and_comes_back_while_it_drains_is_ready_again():
     assert (world.engines["a"].run, world.life()) == (1, Life.READY)
 
 
+def test_a_change_that_is_taken_back_before_it_was_followed_restarts_nothing():
+    world = ready_world()
+    lease = world.admit()
+    reload(world, other_command(world))
+    assert world.life() is Life.DRAINING
+    reload(world, *world.models)
+    assert world.life() is Life.READY
+    world.finish(lease)
+    world.run()
+    world.later(60)
+    assert world.engines["a"].run == 1
+    reload(world, other_command(world))
+    world.run()
+    assert (world.engines["a"].run, world.life()) == (2, Life.READY)
+
+
+def test_an_engine_that_was_found_with_another_command_is_restarted_whatever_is_reloaded():
+    world = ready_world()
+    lease = world.admit()
+    world.do(Configured(world.models, world.supervisor, outdated=("a",)))
+    reload(world, other_command(world))
+    reload(world, *world.models)
+    world.finish(lease)
+    world.run()
+    assert (world.engines["a"].run, world.life()) == (2, Life.READY)
+
+
 # --- taken away ---
 
 
