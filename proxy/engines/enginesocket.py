@@ -101,6 +101,9 @@ class EngineSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._feed(data)
 
+    def eof_received(self) -> None:
+        self.transport.abort()  # closing would wait until it has read what it need not read any more
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._closed = True
         self._on_lost(exc)

@@ -112,6 +112,19 @@ async def test_a_client_that_has_not_read_its_pongs_when_its_engine_comes_stops_
     client.connection.reset()
 
 
+async def test_an_engine_that_ends_its_side_and_reads_no_more_is_not_waited_for(rig: Rig, narrow: None):
+    client, engine = await in_session(rig)
+    engine.connection.writer.transport.pause_reading()
+    await flood(client, PIECE)
+    engine.connection.writer.write_eof()
+    try:
+        assert (await client.event())["code"] == "upstream_failed"
+        assert await client.close_code() == 1011
+    finally:
+        engine.connection.reset()
+        client.connection.reset()
+
+
 async def test_two_hundred_sessions_that_do_not_read_are_bounded_memory(rig: Rig):
     piece = text(b"x" * 16_000, mask=False)
 
