@@ -299,8 +299,8 @@ IDLE = Table(
         Key(
             "sleep2",
             Duration(never=True),
-            "Sleep at level 2: the weights are dropped too, and read again from disk on the wake. Leave it out where they "
-            "are on a network mount that can go away: nothing looks for them before they are dropped.",
+            "Sleep at level 2: the weights are dropped too, and read again from disk on the wake. Leave it out where "
+            "they are on a network mount that can go away: nothing looks for them before they are dropped.",
             shown="never",
         ),
         Key(
