@@ -13,8 +13,6 @@ from proxy.http.headers import RequestHead
 
 #: The types of body that need no preflight; what has none may have a body all the same.
 _SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
-#: Fields that do: a page that sends one was allowed to.
-_ASKED_FOR = (b"authorization", b"x-api-key")
 #: What a browser says of a request of the site's own page, or of nobody's (an extension's, the reader's own).
 _NO_STRANGERS = (b"same-origin", b"none")
 
@@ -36,5 +34,10 @@ def goes_unasked(head: RequestHead) -> bool:
         head.content_type.partition(";")[0].strip().lower() in _SIMPLE_TYPES
         and head.field(b"origin") != b""
         and head.field(b"sec-fetch-site") not in _NO_STRANGERS
-        and not any(head.field(name) for name in _ASKED_FOR)
+        and not _shows_a_key(head)
     )
+
+
+def _shows_a_key(head: RequestHead) -> bool:
+    """Whether it shows one as no page may unasked. Basic credentials, and the like, a browser adds by itself."""
+    return head.field(b"x-api-key") != b"" or head.field(b"authorization")[:7].lower() == b"bearer "

@@ -88,6 +88,7 @@ async def test_another_origin_may_not(rig, origin):
         "Content-Type: application/x-www-form-urlencoded\r\n",
         "Content-Type: Multipart/Form-Data; boundary=x\r\nSec-Fetch-Site: cross-site\r\n",
         "Sec-Fetch-Site: same-site\r\n",
+        "Authorization: Basic dTpw\r\n",  # the reader's, whom a proxy before us had asked for it
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/transcriptions", "/v1/responses/resp_1/cancel"])
