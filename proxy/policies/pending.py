@@ -42,7 +42,7 @@ class Pending:
         self._charges: dict[Charge, None] = {}
         #: The one that is being computed; None: nothing is.
         self._head: Charge | None = None
-        #: The one whose first byte made that one the first; None: nothing was before it.
+        #: The one that was the first before it; None: nothing was. It took no known time if no first byte of it came.
         self._before: Charge | None = None
         self._total = 0.0
 
@@ -65,9 +65,10 @@ class Pending:
         if head is not charge:
             if head is not None:
                 head.beside += charge.seconds  # in the same step, or at least in the same time
-        elif before is not None and before.took is not None and now - charge.began < TOGETHER:
-            before.took += now - charge.began
-            before.beside += charge.seconds
+        elif before is not None and now - charge.began < TOGETHER:
+            if before.took is not None:
+                before.took += now - charge.began
+                before.beside += charge.seconds
         else:
             charge.took = now - charge.began
             self._before = charge
@@ -77,13 +78,14 @@ class Pending:
         """It is gone."""
         if charge.open:
             if self._head is charge:
-                self._before = None
+                self._before = charge
             self._take_out(charge, now)
 
     def seconds(self, now: float) -> float:
         """The work left."""
         head = self._head
         while head is not None and not head.streams and now - head.began >= head.seconds:
+            self._before = head
             self._take_out(head, head.began + head.seconds)  # nobody will tell: it is taken to be as predicted
             head = self._head
         if head is None:

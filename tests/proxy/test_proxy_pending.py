@@ -51,3 +51,16 @@ def test_a_stream_that_is_late_holds_up_those_behind_it_and_a_whole_answer_does_
         pending.add(Charge(5.0, streams), 0.0)
         pending.add(Charge(3.0, True), 0.0)
         assert pending.seconds(6.0) == left
+
+
+@pytest.mark.parametrize("ends", ["as predicted", "gone"])
+def test_a_first_byte_just_after_one_of_which_none_came_tells_no_time(ends):
+    pending = Pending()
+    first, other, last = charges = [Charge(2.0, True), Charge(1.0, ends == "gone"), Charge(4.0, True)]
+    for charge in charges:
+        pending.add(charge, 0.0)
+    pending.done(first, 2.0)
+    pending.seconds(3.0)
+    pending.release(other, 3.0)
+    pending.done(last, 3.002)
+    assert (first.own, last.own) == (2.0, None)
