@@ -167,7 +167,7 @@ class Effects:
         lines: tuple[str, ...] = ()
         try:
             async with asyncio.timeout(action.timeout):
-                result = await self._run(action.unit, action.verb)
+                result = await self._run(action.unit, action.verb, counted=action.counted)
         except TimeoutError:
             result, detail = "timeout", f"no result after {action.timeout:g} s"
         except UnitError as error:
@@ -182,12 +182,13 @@ class Effects:
         if action.op:
             self._report(UnitJobDone(action.replica, action.op, result, status, detail, lines))
 
-    async def _run(self, unit: str, verb: UnitVerb) -> str:
+    async def _run(self, unit: str, verb: UnitVerb, *, counted: bool) -> str:
         if verb is UnitVerb.STOP:
             return await self._manager.stop(unit)
-        # A unit over its start limit refuses every start until it is reset, and systemd counts those that went well,
-        # too: an engine that is stopped whenever it is idle would be refused in the end. The back-off is the core's.
-        await self._manager.reset_failed(unit)
+        if not counted:
+            # A unit over its start limit refuses every start until it is reset, and systemd counts those that went
+            # well, too: an engine that is stopped whenever it is idle would be refused in the end.
+            await self._manager.reset_failed(unit)
         return await (self._manager.start(unit) if verb is UnitVerb.START else self._manager.restart(unit))
 
     async def _status(self, unit: str) -> UnitStatus | None:

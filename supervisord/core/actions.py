@@ -20,7 +20,7 @@ class UnitVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunUnitJob:
-    """Run one systemd job; ends in ``UnitJobDone`` with the same ``op``. No start limit counts it."""
+    """Run one systemd job; ends in ``UnitJobDone`` with the same ``op``."""
 
     replica: str
     op: int
@@ -28,6 +28,8 @@ class RunUnitJob:
     verb: UnitVerb
     #: Seconds.
     timeout: float
+    #: The unit's start limit counts it: an engine that breaks again and again is left alone in the end.
+    counted: bool = False
 
 
 class Call(StrEnum):

@@ -76,7 +76,8 @@ def begin_restart(turn: Turn, replica: Replica, cause: Cause) -> None:
     """Restart the unit; the replica is starting from here on."""
     turn.advance(replica, cause)
     _only_awake_now(replica)
-    _run_job(turn, replica, UnitVerb.RESTART, turn.fleet.supervisor.start_timeout)
+    counted = cause is Cause.ESCALATE
+    _run_job(turn, replica, UnitVerb.RESTART, turn.fleet.supervisor.start_timeout, counted=counted)
 
 
 def _only_awake_now(replica: Replica) -> None:
@@ -102,7 +103,7 @@ def restart_broken(turn: Turn, replica: Replica, reason: str) -> None:
     begin_restart(turn, replica, Cause.ESCALATE)
 
 
-def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> None:
+def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float, *, counted: bool = False) -> None:
     turn.forget_operation(replica)
     op = turn.expect(replica, timeout + GRACE)
     replica.op_began, replica.job_ended, replica.probe_at, replica.level = turn.now, False, None, 0
@@ -110,7 +111,7 @@ def _run_job(turn: Turn, replica: Replica, verb: UnitVerb, timeout: float) -> No
     if verb is UnitVerb.RESTART or (verb is UnitVerb.START and not replica.unit_up):
         # The new run reads the configuration of now. One that changes while it loads is news again.
         replica.stale = False
-    turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout))
+    turn.actions.append(RunUnitJob(replica.name, op, replica.spec.unit, verb, timeout, counted))
 
 
 # --- sequences -----------------------------------------------------------------------------------------------------

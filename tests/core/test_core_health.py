@@ -1,8 +1,9 @@
 """Health that means something: who is demoted, confirmed, restarted, tried again; and who is not."""
 
-from world import EngineState, Life, Verb, World, model
+import pytest
+from world import Life, Verb, World, model
 
-from supervisord.core.actions import NoteKind, ProbeEngine, RunUnitJob
+from supervisord.core.actions import NoteKind, ProbeEngine, RunUnitJob, UnitVerb
 from supervisord.core.admission import Ending, Lease, RefusalCode
 from supervisord.core.states import Health
 
@@ -150,9 +151,6 @@ def test_an_engine_that_answers_5xx_to_its_health_route_is_restarted():
     assert [job.replica for job in world.pending_of(RunUnitJob)] == ["a"]
 
 
-__all__ = ["EngineState"]
-
-
 def test_a_dead_sleeper_that_waits_for_its_turn_on_the_gpu_is_told_of_once():
     world = World(model(replicas=("a", "b"), gpus={"a": (0,), "b": (0,)}), running=("a",))
     world.run()
@@ -165,3 +163,15 @@ def test_a_dead_sleeper_that_waits_for_its_turn_on_the_gpu_is_told_of_once():
     assert world.noted(NoteKind.ESCALATED) == 1
     world.run()
     assert world.life("a") is Life.STOPPED
+
+
+@pytest.mark.parametrize(("why", "counted"), [("the engine broke", True), ("an operator wants it", False)])
+def test_only_restarts_of_an_engine_that_broke_come_to_an_end_at_the_start_limit(why, counted):
+    world = pair()
+    if counted:
+        world.engines["a"].answering = False
+        world.later(12)
+    else:
+        world.command("a", Verb.RESTART)
+    (job,) = world.pending_of(RunUnitJob)
+    assert (job.verb, job.counted) == (UnitVerb.RESTART, counted)

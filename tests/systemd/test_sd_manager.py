@@ -196,6 +196,25 @@ async def test_starts_and_stops_in_order_do_not_add_up_to_a_start_limit(manager,
     await effects.close()
 
 
+async def test_restarts_of_an_engine_that_breaks_again_and_again_end_at_its_units_start_limit(manager, unit_dir):
+    unit = unit_dir.service("probe.service", RUNS, unit="StartLimitBurst=2\nStartLimitIntervalSec=1h")
+    ended: asyncio.Queue[Event] = asyncio.Queue()
+    effects = Effects(manager, None, None, None, None)
+    effects.report_to(ended.put_nowait)
+
+    async def job(verb: UnitVerb, *, counted: bool = False) -> str:
+        effects.perform(RunUnitJob("a", 1, unit, verb, LIMIT, counted))
+        event = await ended.get()
+        assert isinstance(event, UnitJobDone)
+        return event.result
+
+    assert await job(UnitVerb.START) == "done"
+    assert [await job(UnitVerb.RESTART, counted=True) for _ in range(2)] == ["done", "error"]
+    # The back-off that follows is the supervisor's.
+    assert await job(UnitVerb.START) == "done"
+    await effects.close()
+
+
 async def test_a_failed_assertion_is_no_start_limit(manager, unit_dir):
     unit = unit_dir.service("probe.service", RUNS, unit="AssertPathExists=/nowhere")
     assert await manager.start(unit) == "assert"
