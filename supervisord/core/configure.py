@@ -7,7 +7,7 @@ from dataclasses import replace
 from supervisord.core.actions import CommandFailure, NoteKind, Persist
 from supervisord.core.canary import Fingerprint
 from supervisord.core.events import Configured
-from supervisord.core.fleet import Fleet, Model, Turn
+from supervisord.core.fleet import Model, Turn
 from supervisord.core.goals import fail_goal
 from supervisord.core.idle import Rung
 from supervisord.core.record import Record
@@ -92,34 +92,38 @@ def _make(
 ) -> Replica:
     """A replica that is new, or has another unit now, or another name for the unit of one that is not configured."""
     name, fleet = replica.name, turn.fleet
-    record = records.get(name)
     namesake = before.get(name)
     engine = next((r for r in before.values() if r.spec.unit == replica.spec.unit), None)
+    replica.record = records.get(name)
+    if replica.record is not None:
+        replica.hold = replica.record.hold
+    if name in fingerprints:
+        replica.fingerprint_of, replica.fingerprint = fingerprints[name]
     if namesake is not None:
         # What an operator said of it is of its name.
-        record, replica.hold = namesake.record, namesake.hold
+        replica.record, replica.hold = namesake.record, namesake.hold
         fail_goal(turn, namesake, CommandFailure.GONE, f"its unit is {replica.spec.unit} now")
         if namesake.spec.bundled:
             namesake.record = None
             _name_after_unit(namesake)
             fleet.replicas[namesake.name] = namesake
     elif engine is not None:
-        record, replica.hold = engine.record, engine.hold
-        if record is not None:
-            turn.actions.append(Persist(name, 0, record))
-    elif record is not None:
-        replica.hold = record.hold
-    replica.record = record
-    if name in fingerprints:
-        replica.fingerprint_of, replica.fingerprint = fingerprints[name]
+        replica.hold = engine.hold
     if engine is not None:
-        _take_over(fleet, engine, replica)
+        _take_over(turn, engine, replica)
     fleet.replicas[name] = replica
     return replica
 
 
-def _take_over(fleet: Fleet, engine: Replica, replica: Replica) -> None:
+def _take_over(turn: Turn, engine: Replica, replica: Replica) -> None:
     """What is in flight in an engine is so whatever its replica is called; what it does is looked at afresh."""
+    fleet = turn.fleet
+    if engine.record is not None:  # what its weights are worth
+        replica.record = replace(engine.record, hold=replica.hold)
+        turn.actions.append(Persist(replica.name, 0, replica.record))
+    if replica.spec.bundled and engine.command != replica.command:
+        replica.runs = engine.runs if engine.stale else engine.command
+        _outdate(turn, replica)
     replica.fingerprint_of, replica.fingerprint = engine.fingerprint_of, engine.fingerprint
     replica.generation = engine.generation + 1
     replica.in_flight, engine.in_flight = engine.in_flight, 0

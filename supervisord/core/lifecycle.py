@@ -306,7 +306,7 @@ def _slept(turn: Turn, replica: Replica) -> None:
         )
         replica.last_error = message
         turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True, level=replica.level)
-        if replica.goal is not Goal.AWAKE:
+        if replica.goal is None or replica.goal.level:
             fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, message)
             replica.goal = Goal.STOPPED
 

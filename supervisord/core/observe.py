@@ -186,11 +186,10 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
         else:
             give_up(turn, replica, CommandFailure.STOP_FAILED, f"cannot stop {replica.spec.unit}: {text}", event.lines)
     elif event.result == "done":
+        replica.probe_at = turn.now
         # Where it could not be read, what is known of it is of before the job.
-        if event.status is not None and event.status.active_state in _DOWN:
+        if event.status is not None:
             _starting_unit(turn, replica, event.status)
-        else:
-            replica.probe_at = turn.now
     else:
         failure = CommandFailure.START_FAILED
         if replica.unit is not None and replica.unit.load_state in ("not-found", "masked"):

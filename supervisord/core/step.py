@@ -194,8 +194,9 @@ def _tick(turn: Turn, replica: Replica) -> None:
     if replica.autopsy_until and turn.now >= replica.autopsy_until:
         replica.autopsy_until = 0.0
     if replica.save_at is not None and turn.now >= replica.save_at:
-        replica.save_at = None
-        if not replica.steps:  # a sequence under way writes for itself
+        # A sequence under way writes for itself, if it has anything to write.
+        replica.save_at = turn.now + lifecycle.REST_AGAIN if replica.steps else None
+        if not replica.steps:
             turn.actions.append(Persist(replica.name, 0, replica.record))
     if replica.probe_at is not None and turn.now >= replica.probe_at:
         timeout = turn.fleet.supervisor.probe_timeout
@@ -238,7 +239,9 @@ def _command(turn: Turn, replica: Replica, command: Command) -> None:
             set_goal(turn, replica, Goal.STOPPED, ticket=ticket)
             _set_hold(turn, replica, Hold.DOWN)
         case Verb.RESTART:
-            set_goal(turn, replica, Goal.RESTARTED, ticket=ticket)
+            # A start under way is as good: two who want a restart are both told when the engine is ready.
+            begun = replica.life is Life.STARTING and replica.goal is Goal.AWAKE
+            set_goal(turn, replica, Goal.AWAKE if begun else Goal.RESTARTED, ticket=ticket)
         case Verb.DRAIN:
             _set_hold(turn, replica, Hold.DRAINED)
             set_goal(turn, replica, Goal.DRAINED, ticket=ticket)

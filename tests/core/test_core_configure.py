@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from world import Configured, EngineState, FakeEngine, Life, Probe, Verb, World, model, ready_world
+from world import Configured, EngineState, FakeEngine, Life, Probe, Verb, WakeLimits, World, model, ready_world
 
 from supervisord.core.actions import CallEngine, CommandFailure, RunUnitJob, UnitVerb
 from supervisord.core.events import UnitJobDone
@@ -287,6 +287,44 @@ def test_two_units_that_change_places_keep_their_requests():
     assert (world.replica("a").in_flight, world.replica("b").in_flight) == (0, 1)
     world.finish(lease)
     assert world.replica("b").in_flight == 0
+
+
+def test_what_the_weights_are_worth_is_known_when_two_units_change_places():
+    specs = [replace(spec, unit=f"{spec.name}.service", bundled=False) for spec in model(replicas=("a", "b")).replicas]
+    chat = replace(model(wake=WakeLimits(canary=False)), replicas=tuple(specs))
+    world = World(chat, running=("a",))
+    engine = world.engines["b"]
+    engine.run = 6
+    engine.start()
+    world.drift("b")
+    world.run()
+    world.command("b", Verb.SLEEP, 2)
+    world.run()
+    reload(world, replace(chat, replicas=(replace(specs[0], unit="b.service"), replace(specs[1], unit="a.service"))))
+    world.engines |= {"a": engine, "b": world.engines["a"]}
+    engine.level = 0  # POST /wake_up, by somebody: it answers, and what it answers is garbage
+    world.drift("a")
+    world.drift("b")
+    world.run()
+    assert world.life("a") is Life.READY
+    assert engine.whole
+    assert world.disk == {}
+
+
+def test_a_bundled_engine_that_is_configured_again_with_another_command_is_restarted():
+    world = ready_world()
+    lease = world.admit()
+    engine = world.engines["a"]
+    reload(world, own(world.models[0]))
+    world.engines |= {"a": FakeEngine("own.service"), engine.unit: engine}
+    world.drift("a")
+    reload(world, other_command(world))
+    world.engines["a"] = engine
+    world.drift("a")
+    world.run()
+    world.finish(lease)
+    world.run()
+    assert (world.life(), engine.run) == (Life.READY, 2)
 
 
 def test_a_left_over_engine_does_not_take_the_place_of_the_replica_that_has_its_name():

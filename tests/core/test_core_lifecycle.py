@@ -399,6 +399,22 @@ def test_a_unit_that_systemd_starts_over_and_over_keeps_nobody_waiting(how):
     assert engine.active == "inactive"  # the back-off is ours
 
 
+def test_a_run_that_ends_before_its_start_is_told_keeps_nobody_waiting():
+    world = World(model())
+    ticket = world.admit()
+    (job,) = world.pending_of(RunUnitJob)
+    world.pending.remove(job)
+    engine = world.engines["a"]
+    engine.start()
+    engine.stop("activating")
+    ended = replace(engine.status(), sub_state="auto-restart", result="exit-code", exec_main_status=1)
+    world.do(UnitChanged("a", ended))
+    world.do(UnitJobDone("a", job.op, "done", ended))
+    assert world.life() is Life.FAILED
+    world.run()
+    assert world.outcomes[ticket].code is RefusalCode.WAKE_FAILED
+
+
 def test_a_unit_that_nobody_waits_for_is_left_to_systemd():
     world = World(model(), running=("a",))
     world.run()

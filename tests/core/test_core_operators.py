@@ -1,11 +1,24 @@
 """What people do to a replica: operators through the supervisor, others past it."""
 
 import pytest
-from world import LADDER, CallEngine, Life, Phase, Record, ShutDown, Verb, World, asleep_world, model, ready_world
+from world import (
+    LADDER,
+    CallEngine,
+    Life,
+    Phase,
+    Record,
+    ShutDown,
+    Verb,
+    WakeLimits,
+    World,
+    asleep_world,
+    model,
+    ready_world,
+)
 
-from supervisord.core.actions import CommandFailure, Persist, RunUnitJob
+from supervisord.core.actions import CommandFailure, Persist, RunUnitJob, TakeFingerprint
 from supervisord.core.admission import Lease, RefusalCode
-from supervisord.core.events import UnitChanged, UnitJobDone
+from supervisord.core.events import EngineAnswered, UnitChanged, UnitJobDone
 from supervisord.core.states import Hold
 
 
@@ -214,3 +227,46 @@ def test_a_hold_that_could_not_be_written_is_written_when_the_disk_has_room_agai
     assert world.disk["a"].hold is Hold.DRAINED
     world.later(600)
     assert not world.pending_of(Persist)
+
+
+def test_a_hold_whose_end_could_not_be_written_is_not_found_by_the_next_daemon():
+    world = World(model(wake=WakeLimits(canary=True)))
+    world.command("a", Verb.STOP)
+    world.run()
+    world.command("a", Verb.START)
+    (write,) = world.pending_of(Persist)
+    world.complete(write, error="no space left on device")
+    world.complete(world.pending_of(RunUnitJob)[0])
+    world.later(1)
+    (canary,) = world.pending_of(TakeFingerprint)
+    world.later(35)  # the first look writes nothing
+    world.complete(canary)
+    world.run()
+    assert (world.life(), world.disk["a"].hold) == (Life.READY, Hold.DOWN)
+    world.later(35)
+    world.run()
+    assert world.disk == {}
+
+
+def test_two_operators_who_restart_an_engine_are_both_told_when_it_is_ready():
+    world = ready_world()
+    tickets = [world.command("a", Verb.RESTART) for _ in range(2)]
+    world.run()
+    assert [world.answers[ticket].failure for ticket in tickets] == [None, None]
+    assert world.engines["a"].run == 2
+
+
+@pytest.mark.parametrize(("verb", "life"), [(Verb.RESTART, Life.READY), (Verb.STOP, Life.STOPPED)])
+def test_what_is_asked_for_during_a_sleep_that_keeps_its_memory_is_done(verb, life):
+    world = ready_world()
+    asleep = world.command("a", Verb.SLEEP, 1)
+    while not world.pending_of(CallEngine):
+        world.complete(world.pending[0])
+    ticket = world.command("a", verb)
+    (call,) = world.pending_of(CallEngine)
+    world.pending.remove(call)
+    world.engines["a"].call(call)
+    world.do(EngineAnswered("a", call.op, "", 30_000, 30_000))
+    world.run()
+    assert world.answers[asleep].failure is CommandFailure.SUPERSEDED
+    assert (world.answers[ticket].failure, world.life()) == (None, life)
