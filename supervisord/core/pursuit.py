@@ -112,7 +112,10 @@ def _has_room(turn: Turn, replica: Replica) -> bool:
 def _pursue_down(turn: Turn, replica: Replica, goal: Goal, gpu_free: bool) -> None:
     if goal in (Goal.AWAKE, Goal.RESTARTED):
         if gpu_free and replica.may_retry(turn.now) and _has_room(turn, replica):
-            lifecycle.begin_start(turn, replica)
+            if goal is Goal.RESTARTED and replica.unit_up:  # it could not be stopped: a start would find it as it is
+                lifecycle.begin_restart(turn, replica, Cause.START)
+            else:
+                lifecycle.begin_start(turn, replica)
     elif goal is Goal.STOPPED and replica.life is Life.FAILED:
         if replica.unit is not None and replica.unit.active_state not in ("inactive", "failed"):
             # Another failed unit that is still up must not be in its way: each would wait for the other.

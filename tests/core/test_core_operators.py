@@ -4,6 +4,7 @@ import pytest
 from world import (
     LADDER,
     CallEngine,
+    IdleLadder,
     Life,
     Phase,
     Record,
@@ -16,7 +17,7 @@ from world import (
     ready_world,
 )
 
-from supervisord.core.actions import CommandFailure, Persist, RunUnitJob, TakeFingerprint
+from supervisord.core.actions import CommandFailure, Persist, RunUnitJob, TakeFingerprint, UnitVerb
 from supervisord.core.admission import Lease, RefusalCode
 from supervisord.core.events import EngineAnswered, UnitChanged, UnitJobDone
 from supervisord.core.states import Hold
@@ -254,6 +255,19 @@ def test_two_operators_who_restart_an_engine_are_both_told_when_it_is_ready():
     world.run()
     assert [world.answers[ticket].failure for ticket in tickets] == [None, None]
     assert world.engines["a"].run == 2
+
+
+def test_a_failed_replica_whose_unit_is_still_up_is_restarted_and_not_only_found_again():
+    world = ready_world(idle=IdleLadder(stop=60))
+    world.later(60)
+    (job,) = world.pending_of(RunUnitJob)
+    world.complete(job, error="no reply")
+    assert (world.life(), world.engines["a"].active) == (Life.FAILED, "active")
+    ticket = world.command("a", Verb.RESTART)
+    assert world.pending_of(RunUnitJob)[0].verb is UnitVerb.RESTART
+    world.run()
+    assert world.answers[ticket].failure is None
+    assert (world.life(), world.engines["a"].run) == (Life.READY, 2)
 
 
 @pytest.mark.parametrize(("verb", "life"), [(Verb.RESTART, Life.READY), (Verb.STOP, Life.STOPPED)])
