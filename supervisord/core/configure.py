@@ -155,6 +155,8 @@ def _is_itself_again(turn: Turn, replica: Replica) -> None:
 
 def _outdate(turn: Turn, replica: Replica) -> None:
     replica.stale = True
+    if replica.life is Life.READY:
+        replica.probe_at = turn.now  # whether it can still be asked, by the name and at the place of now
     turn.note(NoteKind.RECONFIGURED, replica, "its command changed: it is restarted when nothing is in flight")
 
 

@@ -291,8 +291,12 @@ def _look_at_ready(turn: Turn, replica: Replica, probe: Probe) -> None:
         _fell_asleep(turn, replica, level)
         if verdict is Verdict.FINISH_WAKE:
             set_goal(turn, replica, Goal.AWAKE)
-    elif not (replica.stale and probe.state in (EngineState.WRONG_MODEL, EngineState.UNREACHABLE)):
-        # One that is still to be restarted has the name and the place that were configured before.
+    elif replica.stale and probe.state in (EngineState.WRONG_MODEL, EngineState.UNREACHABLE):
+        # It has the name and the place that were configured before. What is in flight there goes on; nothing that comes
+        # now can be answered, so it is not one that its siblings' restarts have to wait for.
+        if replica.goal is None:
+            set_goal(turn, replica, Goal.RESTARTED)
+    else:
         _miss(turn, replica, probe)
 
 

@@ -6,6 +6,7 @@ import pytest
 from world import Configured, EngineState, FakeEngine, Life, Probe, Verb, WakeLimits, World, model, ready_world
 
 from supervisord.core.actions import CallEngine, CommandFailure, RunUnitJob, UnitVerb
+from supervisord.core.admission import Lease
 from supervisord.core.events import UnitJobDone
 from supervisord.core.spec import ReplicaSpec, ServeSpec
 from supervisord.core.states import Hold
@@ -72,6 +73,26 @@ def test_a_model_with_another_name_or_place_does_not_cut_what_is_in_flight(state
     del world.engines["a"].probe
     world.finish(lease)
     assert [job.verb for job in world.pending_of(RunUnitJob)] == [UnitVerb.RESTART]
+
+
+@pytest.mark.parametrize("state", [EngineState.WRONG_MODEL, EngineState.UNREACHABLE])
+def test_no_request_goes_to_an_engine_that_has_another_name_or_place_while_its_sibling_is_restarted(state):
+    world = World(model(replicas=("a", "b")), running=("a", "b"))
+    world.run()
+    lease = world.admit(only=("b",))
+    before = world.models[0]
+    for engine in world.engines.values():
+        engine.probe = lambda: Probe(state)
+    reload(world, replace(before, name="assistant", replicas=[replace(r, model="assistant") for r in before.replicas]))
+    world.later(0)
+    ticket = world.admit("assistant")
+    assert (world.life("a"), world.life("b")) == (Life.STARTING, Life.DRAINING)
+    world.finish(lease)
+    for engine in world.engines.values():
+        del engine.probe
+    world.run()
+    assert isinstance(world.outcomes[ticket], Lease)
+    assert [engine.run for engine in world.engines.values()] == [2, 2]
 
 
 def test_a_model_that_comes_back_with_another_command_is_started_with_that():
