@@ -154,10 +154,9 @@ def install(points: Points) -> None:
                 _DOING.set((action.replica, named))
                 super().perform(action)
 
-        def _spawn(self, work):
-            if not work.__qualname__.startswith("Effects._"):
-                super()._spawn(work)  # the close of an engine's client
-                return
+        def _spawn(self, work, replica=""):
+            if work.__qualname__ == "Effects._retire":
+                return super()._spawn(work)  # the close of an engine's client
 
             async def through():
                 try:
@@ -166,7 +165,7 @@ def install(points: Points) -> None:
                 finally:
                     points.over(_DOING.get()[0])
 
-            super()._spawn(through())
+            return super()._spawn(through(), replica)
 
     class StoppingDispatcher(Dispatcher):
         def dispatch(self, event):

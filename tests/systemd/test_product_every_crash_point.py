@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 from crashpoints import RELOAD, STEPS, Point, Stops, points
-from product import SERVICE, Answer, Clients, Fleet, Product, codes, model, show, systemctl, until
+from product import LIMIT, SERVICE, Answer, Clients, Fleet, Product, codes, model, show, systemctl, until
 from stopping_points import DAEMON
 
 from supervisord.bus.address import session_bus_address
@@ -76,7 +76,8 @@ async def operator(stops: Stops) -> AsyncIterator[Client]:
 async def command(operator: Client, name: str, verb: Verb, level: int = 0) -> bool:
     """A command to a replica; False: the supervisor was gone before it answered."""
     try:
-        await operator.command(replica_path(name), verb, level)
+        async with asyncio.timeout(LIMIT):  # also where the daemon's loop has dropped it
+            await operator.command(replica_path(name), verb, level)
     except DaemonAbsent:
         return False
     return True
