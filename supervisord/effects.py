@@ -220,7 +220,10 @@ class Effects:
                     # Whatever the measuring takes: nobody must fall asleep when the core does not wait for it any more.
                     until = asyncio.get_running_loop().time() + action.timeout
                     before = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
-                    await engine.sleep(action.level, until - asyncio.get_running_loop().time())
+                    left = until - asyncio.get_running_loop().time()
+                    if left <= 0:
+                        raise EngineError("cannot sleep: measuring its memory took all the time that there was")
+                    await engine.sleep(action.level, left)
                     after = await self._memory.gpu_bytes(spec, engine, simulated=simulated)
                 case Call.WAKE_UP:
                     await engine.wake_up(action.tags, action.timeout)

@@ -152,6 +152,11 @@ async def test_no_sleep_is_asked_for_after_the_time_that_the_core_waits_for_it(r
     await rig.turns()
     (timeout,) = rig.engines[0].timeouts
     assert timeout <= 3.0
+    rig.memory.seconds = 12.0  # longer than there is time
+    rig.effects.perform(CallEngine("a", 2, Call.SLEEP, 10.0, 1))
+    await rig.turns()
+    assert len(rig.engines[0].timeouts) == 1
+    assert rig.events[-1].error
 
 
 async def test_whose_socket_it_is_is_asked_again_when_systemd_did_not_tell(rig):
