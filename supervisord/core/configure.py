@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisord.core.actions import CommandFailure, NoteKind, Persist
+from supervisord.core.actions import CommandFailure, NoteKind, Persist, SaveFingerprint
 from supervisord.core.canary import Fingerprint
 from supervisord.core.events import Configured
 from supervisord.core.fleet import Model, Turn
@@ -72,7 +72,8 @@ def _take(
         replica.leaving = False
         if replica.goal is Goal.STOPPED and not replica.tickets:
             replica.goal = None
-    if spec.bundled and replica.command != command and (replica.rung is not Rung.STOPPED or replica.occupies_gpu):
+    may_run = replica.unit is None or replica.rung is not Rung.STOPPED or replica.occupies_gpu
+    if spec.bundled and replica.command != command and may_run:
         if not replica.stale:
             replica.runs = replica.command
         if command != replica.runs:
@@ -124,7 +125,9 @@ def _take_over(turn: Turn, engine: Replica, replica: Replica) -> None:
     if replica.spec.bundled and engine.command != replica.command:
         replica.runs = engine.runs if engine.stale else engine.command
         _outdate(turn, replica)
-    replica.fingerprint_of, replica.fingerprint = engine.fingerprint_of, engine.fingerprint
+    if engine.fingerprint is not None:
+        replica.fingerprint_of, replica.fingerprint = engine.fingerprint_of, engine.fingerprint
+        turn.actions.append(SaveFingerprint(replica.name, engine.fingerprint_of, engine.fingerprint))
     replica.generation = engine.generation + 1
     replica.in_flight, engine.in_flight = engine.in_flight, 0
     for number, lease in fleet.leases.items():

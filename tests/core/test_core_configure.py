@@ -8,6 +8,7 @@ from world import Configured, EngineState, FakeEngine, Life, Probe, Verb, WakeLi
 from supervisord.core.actions import CallEngine, CommandFailure, RunUnitJob, UnitVerb
 from supervisord.core.admission import Lease
 from supervisord.core.events import UnitJobDone
+from supervisord.core.fleet import Fleet
 from supervisord.core.spec import ReplicaSpec, ServeSpec
 from supervisord.core.states import Hold
 
@@ -43,6 +44,16 @@ def test_a_command_that_changes_while_its_engine_loads_is_followed():
     assert (world.engines["a"].run, world.life()) == (2, Life.READY)
     world.later(60)
     assert world.engines["a"].run == 2
+
+
+def test_a_command_that_changes_before_its_unit_was_read_is_followed():
+    world = World(model(), running=("a",))
+    world.fleet, world.pending = Fleet(), []
+    world.do(Configured(world.models, world.supervisor))
+    reload(world, other_command(world))
+    world.drift("a")
+    world.run()
+    assert (world.engines["a"].run, world.life()) == (2, Life.READY)
 
 
 @pytest.mark.parametrize("how", ["by somebody", "after a failure"])
@@ -257,6 +268,16 @@ def test_a_unit_that_is_renamed_in_its_wake_has_its_wake_finished():
     assert world.life("b") is Life.READY
     assert engine.whole
     assert world.disk == {}
+
+
+def test_the_fingerprint_of_a_unit_is_kept_under_its_new_name_and_on_disk():
+    world = World(own(), running=("a",))
+    world.run()
+    world.engines["b"] = world.engines["a"]
+    reload(world, own(name="b"))
+    world.drift("b")
+    world.run()
+    assert world.fingerprints["b"] == world.fingerprints["a"]
 
 
 def test_a_hold_is_kept_under_the_new_name_of_a_unit_and_on_disk():
