@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from supervisord.core import backoff
 from supervisord.core.actions import (
@@ -23,6 +22,7 @@ from supervisord.core.canary import Fingerprint, difference
 from supervisord.core.estimates import blend
 from supervisord.core.fleet import Turn
 from supervisord.core.goals import fail_goal, reach_goal
+from supervisord.core.persist import save_hold, save_record
 from supervisord.core.readings import EngineState, Probe
 from supervisord.core.record import Phase, Record
 from supervisord.core.recovery import UNKNOWN_LEVEL
@@ -38,7 +38,7 @@ from supervisord.core.sequences import (
     sleep_steps,
     wake_steps,
 )
-from supervisord.core.states import Cause, Health, Hold, Life
+from supervisord.core.states import Cause, Health, Life
 
 #: Restarts of the unit before a failed wake (or a dead engine) is given up. One: a second would meet the same fault.
 MAX_ESCALATIONS = 1
@@ -306,6 +306,8 @@ def _slept(turn: Turn, replica: Replica) -> None:
         )
         replica.last_error = message
         turn.note(NoteKind.SLEEP_FAILED, replica, message, warning=True, level=replica.level)
+        if replica.goal is Goal.DRAINED:
+            reach_goal(turn, replica)
         if replica.goal is None or replica.goal.level:
             fail_goal(turn, replica, CommandFailure.SLEEP_FAILED, message)
             replica.goal = Goal.STOPPED
@@ -369,30 +371,6 @@ def become_routable(turn: Turn, replica: Replica, *, fresh: bool) -> None:
     if replica.goal is Goal.AWAKE:
         reach_goal(turn, replica)
     save_record(turn, replica)
-
-
-def save_record(turn: Turn, replica: Replica) -> None:
-    """Bring the settled truth (level, hold) to disk; nobody waits for it, the intent there is safe meanwhile."""
-    level = replica.level if replica.life is Life.ASLEEP else 0
-    # Held down: which run is to be stopped, for the daemon after us if we do not come to it.
-    stops = replica.hold is Hold.DOWN and replica.goal is Goal.STOPPED
-    invocation = replica.invocation if level or stops else ""
-    record = Record(level, Phase.SETTLED, invocation, replica.hold, turn.now)
-    wanted = record if level or replica.hold is not Hold.NONE else None
-    if wanted is None and replica.record is None:
-        return
-    replica.record = wanted
-    turn.actions.append(Persist(replica.name, 0, wanted))
-
-
-def save_hold(turn: Turn, replica: Replica) -> None:
-    """Bring the hold to disk, if it is another there. What is said of a failed one's weights may still be true."""
-    record = replica.record
-    if record is None or replica.life is not Life.FAILED:
-        save_record(turn, replica)
-    elif record.hold is not replica.hold:
-        replica.record = replace(record, hold=replica.hold)
-        turn.actions.append(Persist(replica.name, 0, replica.record))
 
 
 def give_up(turn: Turn, replica: Replica, failure: CommandFailure, message: str, lines: Sequence[str] = ()) -> None:

@@ -18,9 +18,9 @@ from supervisord.core.lifecycle import (
     first_look,
     give_up,
     go_down,
-    save_record,
     step_failed,
 )
+from supervisord.core.persist import save_record
 from supervisord.core.readings import EngineState, Probe, UnitStatus
 from supervisord.core.recovery import Verdict, judge
 from supervisord.core.replica import GOAL_OF_RUNG, Goal, Replica
@@ -176,7 +176,8 @@ def job_done(turn: Turn, replica: Replica, event: UnitJobDone) -> None:
     text = event.detail or f"systemd says '{event.result}'"
     if replica.life is Life.STOPPING:
         down = replica.unit is not None and replica.unit.active_state in _DOWN
-        again = event.status is not None and _runs_again(event.status, run_before)
+        # (Where there was no job at all, another run is older than our stop.)
+        again = event.result != "error" and event.status is not None and _runs_again(event.status, run_before)
         if event.result == "done" or down or again:
             turn.advance(replica, Cause.UNIT_DOWN)
             fail_goal_unless_stop(turn, replica)

@@ -28,6 +28,7 @@ from supervisord.core.events import (
 from supervisord.core.fleet import Fleet, Turn
 from supervisord.core.goals import fail_goal, ladder_of, set_config_goal, set_goal, set_idle_goal
 from supervisord.core.idle import leads_anywhere, next_rung_after
+from supervisord.core.persist import save_hold
 from supervisord.core.pursuit import pursue
 from supervisord.core.replica import Goal, Replica
 from supervisord.core.sequences import VerifyStep
@@ -254,7 +255,7 @@ def _set_hold(turn: Turn, replica: Replica, hold: Hold) -> None:
     kind = NoteKind.RELEASED if hold is Hold.NONE else NoteKind.HELD
     turn.note(kind, replica, {Hold.NONE: "hold ended", Hold.DOWN: "held down", Hold.DRAINED: "held drained"}[hold])
     if not replica.steps:  # a sequence under way has its intent there, and the hold is written at its end
-        lifecycle.save_hold(turn, replica)
+        save_hold(turn, replica)
 
 
 def settle(turn: Turn) -> None:

@@ -152,6 +152,17 @@ def test_a_stop_that_was_cancelled_and_stopped_nothing_has_failed():
     assert world.answers[ticket].failure is CommandFailure.STOP_FAILED
 
 
+def test_a_stop_that_was_never_begun_has_failed_though_the_unit_was_restarted_before():
+    world = ready_world()
+    world.engines["a"].start()  # and nobody has told of it yet
+    ticket = world.command("a", Verb.STOP)
+    world.complete(world.pending_of(RunUnitJob)[0], error="the service manager cannot be reached", result="error")
+    assert world.answers[ticket].failure is CommandFailure.STOP_FAILED
+    world.later(3)
+    world.run()
+    assert (world.life(), world.engines["a"].active) == (Life.STOPPED, "inactive")
+
+
 def test_a_hold_that_is_set_while_a_sleep_is_being_written_down_outlives_the_daemon():
     world = ready_world()
     world.command("a", Verb.SLEEP, 1)
@@ -270,7 +281,9 @@ def test_a_failed_replica_whose_unit_is_still_up_is_restarted_and_not_only_found
     assert (world.life(), world.engines["a"].run) == (Life.READY, 2)
 
 
-@pytest.mark.parametrize(("verb", "life"), [(Verb.RESTART, Life.READY), (Verb.STOP, Life.STOPPED)])
+@pytest.mark.parametrize(
+    ("verb", "life"), [(Verb.RESTART, Life.READY), (Verb.STOP, Life.STOPPED), (Verb.DRAIN, Life.STOPPED)]
+)
 def test_what_is_asked_for_during_a_sleep_that_keeps_its_memory_is_done(verb, life):
     world = ready_world()
     asleep = world.command("a", Verb.SLEEP, 1)

@@ -208,7 +208,7 @@ class World:
         self.do(Command(ticket, replica, verb, level))
         return ticket
 
-    def complete(self, action: Action, error: str = "") -> None:
+    def complete(self, action: Action, error: str = "", result: str = "failed") -> None:
         """Carry one pending action out (or let it fail) and tell the core. One replica's writes stay in order."""
         if isinstance(action, Persist):
             action = next(p for p in self.pending if isinstance(p, Persist) and p.replica == action.replica)
@@ -217,7 +217,7 @@ class World:
         match action:
             case RunUnitJob(_, op, _, verb):
                 if error:
-                    self.do(UnitJobDone(action.replica, op, "failed", engine.status(), error, ("boom",)))
+                    self.do(UnitJobDone(action.replica, op, result, engine.status(), error, ("boom",)))
                     return
                 if verb is UnitVerb.STOP:
                     engine.stop()
