@@ -160,6 +160,25 @@ def test_a_package_that_names_the_folder_of_the_build_is_none(builder: Builder) 
     assert re.search(r"/theirs\.pth\ncannot build a package: these files name the folder of the build\n$", done.stderr)
 
 
+def test_is_set_up_where_there_is_no_shared_memory(tmp_path: Path) -> None:
+    """As in the plain chroot in which somebody makes an image."""
+    packages = tmp_path / "1.0" / "lib" / "ours"
+    packages.mkdir(parents=True)
+    (packages / "ours.py").write_text("here = True\n")
+    (tmp_path / "1.0" / "bin").mkdir()
+    (tmp_path / "1.0" / "bin" / "python").symlink_to("/usr/bin/python3")
+    (tmp_path / "venv-1.0").symlink_to("1.0")
+    text = (PACKAGING / "deb" / "postinst").read_text().replace("@VERSION@", "1.0")
+    script = tmp_path / "postinst"
+    script.write_text(text.replace("/usr/lib/vllm-supervisord", str(tmp_path)).replace("/run/systemd", "/nowhere"))
+    bare = "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && "
+    command = ["unshare", "--mount", "sh", "-c", bare + f'exec sh "{script}" configure']
+    if os.geteuid() != 0:  # then with it
+        command = ["sh", str(script), "configure"]
+    subprocess.run(command, check=True)
+    assert list((packages / "__pycache__").glob("ours.*.pyc"))
+
+
 def test_the_copyright_file_names_the_licences_of_others(package: Path, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "root"], check=True)
     text = (tmp_path / "root/usr/share/doc/vllm-supervisord/copyright").read_text()
