@@ -160,7 +160,7 @@ def _call() -> float:
 
 async def measure(options: argparse.Namespace) -> None:
     from awake import awake
-    from bench_relay import request
+    from relayload import request
     from stubengine import ANSWER, TICKS, chunk
 
     from proxy.http.heads import parse_request, parse_response
